@@ -1,0 +1,43 @@
+"""Errors meant for the person who runs `hybrid`: each names the rule broken, the value and the fix."""
+
+from __future__ import annotations
+
+
+class HybridError(Exception):
+    """Base of every error that the command line prints without a traceback."""
+
+
+class ConfigError(HybridError):
+    """The profile or its overrides break one or more rules; the message lists all of them."""
+
+
+class PlacementError(HybridError):
+    """The cluster cannot give the bundles the run needs; the message shows what each node offers."""
+
+
+class WorkerDied(HybridError):
+    """A role or engine process ended; the message names role, rank and node."""
+
+
+class DeadlineExceeded(HybridError):
+    """A wait passed its deadline; the message says who did not answer and what they were doing."""
+
+
+class MemoryScheduleError(HybridError):
+    """An illegal move of a tenant, or memory that did not fall after one left."""
+
+
+class DataError(HybridError):
+    """A data file or record is malformed; the message names file and line."""
+
+
+class RewardError(HybridError):
+    """A reward raised, hung, or returned something that is not one finite number per sample."""
+
+
+class RolloutError(HybridError):
+    """An engine generated with the wrong weights, or could not take new ones."""
+
+
+class TrainingStopped(HybridError):
+    """Training was ended on purpose: trainer and sampler disagree, or too many steps were skipped."""
