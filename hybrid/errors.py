@@ -19,6 +19,10 @@ class WorkerDied(HybridError):
     """A role or engine process ended; the message names role, rank and node."""
 
 
+class WorkerFailed(HybridError):
+    """A call raised in a role or engine process; the message carries the remote traceback."""
+
+
 class DeadlineExceeded(HybridError):
     """A wait passed its deadline; the message says who did not answer and what they were doing."""
 

@@ -1,0 +1,265 @@
+"""The one placement group that every role and every engine shares, and the processes in it.
+
+A pool is `num_nodes * gpus_per_node` bundles of one GPU each. Rank r of every role lives in bundle r; bundles are ordered by node, then
+by GPU id, so consecutive ranks share a node. Ray counts GPUs that do not exist where there are none: a laptop runs the same pool.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from hybrid.errors import PlacementError
+from hybrid.supervision import Call, Worker, collect, kill_all
+
+OBJECT_STORE_BYTES = 512 * 2**20
+"""Batches are token ids and log-probs: a small store is enough, and on a laptop the default (30 % of RAM) is not free."""
+
+NODE_ENV = {
+    # On a crash Ray's default leaves grandchildren (tensor-parallel workers) alive with their GPU memory.
+    "RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper": "1",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_DEDUP_LOGS": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """One GPU of the pool. `rank` is its place in the pool's order, `slot` its index in Ray's placement group."""
+
+    rank: int
+    node: str
+    gpu_id: str
+    slot: int
+
+
+@dataclass
+class Pool:
+    """Bundles in rank order and the workers placed on them. Made by `open_pool`, ended by `stop`."""
+
+    group: PlacementGroup
+    bundles: list[Bundle]
+    processes_per_bundle: int
+    log_dir: Path
+    owns_ray: bool
+    dashboard_url: str | None = None
+    workers: list[Worker] = field(default_factory=list)
+
+    @property
+    def gpu_share(self) -> float:
+        """GPU fraction of one process: an equal part, rounded down so that the parts never exceed one GPU."""
+        return int(10_000 / self.processes_per_bundle) / 10_000
+
+    def spawn(
+        self,
+        cls: type,
+        *,
+        role: str,
+        rank: int,
+        bundle: Bundle,
+        env: dict[str, str] | None = None,
+        args: tuple = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Worker:
+        """Start `cls(*args, **kwargs)` as one process in `bundle`; its output goes to `<log_dir>/<role>-<rank>.log`."""
+        log_file = self.log_dir / f"{role}-{rank}.log"
+        actor = _as_process(cls).options(
+            num_gpus=self.gpu_share,
+            num_cpus=self.gpu_share,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=bundle.slot),
+            runtime_env={"env_vars": {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", **(env or {})}},
+        )
+        handle = actor.remote(str(log_file), *args, **(kwargs or {}))
+        worker = Worker(role=role, rank=rank, node=bundle.node, handle=handle, log_file=log_file)
+        self.workers.append(worker)
+        return worker
+
+    def wait(self, calls: list[Call], what: str, timeout_s: float) -> list[Any]:
+        """Results of `calls` in order.
+
+        Raises `WorkerDied` when any worker of the pool ends meanwhile, `WorkerFailed` when a call raises, `DeadlineExceeded` after
+        `timeout_s` seconds, with what the silent workers were doing.
+        """
+        return collect(calls, self.workers, what, timeout_s)
+
+    def stop(self) -> None:
+        """Kill every worker, give the bundles back, and end Ray when this run started it. Safe to call twice."""
+        if not ray.is_initialized():
+            return
+        kill_all(self.workers)
+        self.workers.clear()
+        remove_placement_group(self.group)
+        if self.owns_ray:
+            ray.shutdown()
+
+
+def _as_process(cls: type):
+    """`cls` as a Ray actor class whose output goes to a file of the run and that can say where it lives."""
+
+    class Process(cls):
+        def __init__(self, log_file: str, *args, **kwargs):
+            _redirect_output(log_file)
+            super().__init__(*args, **kwargs)
+
+        def where(self) -> dict[str, Any]:
+            context = ray.get_runtime_context()
+            return {"pid": os.getpid(), "node_id": context.get_node_id(), "gpu_ids": context.get_accelerator_ids()["GPU"]}
+
+        def ping(self) -> None:
+            """Answers when the process is alive and idle."""
+
+    Process.__name__ = Process.__qualname__ = cls.__name__
+    return ray.remote(Process)
+
+
+def _redirect_output(log_file: str) -> None:
+    Path(log_file).parent.mkdir(parents=True, exist_ok=True)
+    fd = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for stream in (1, 2):
+        os.dup2(fd, stream)
+    os.close(fd)
+    print(f"pid {os.getpid()}", flush=True)
+
+
+class Holder:
+    """Occupies a bundle: probes its GPU id, and keeps the share of an engine that spans several bundles."""
+
+
+def open_pool(
+    *,
+    num_nodes: int,
+    gpus_per_node: int,
+    processes_per_bundle: int,
+    device: str,
+    log_dir: Path,
+    address: str | None = None,
+    timeout_s: float = 120,
+    dashboard: bool = True,
+) -> Pool:
+    """Start or join Ray and reserve the bundles.
+
+    Raises `PlacementError` with a table of what each node offers when the cluster lacks the GPUs, when the group is not placed within
+    `timeout_s` seconds, or when it does not lie on exactly `num_nodes` nodes with `gpus_per_node` bundles each.
+    """
+    owns_ray = _start_ray(address, gpus_per_node, device, dashboard)
+    try:
+        deadline = time.monotonic() + timeout_s
+        _await_gpus(num_nodes, gpus_per_node, deadline, wait=not owns_ray)
+        strategy = "STRICT_PACK" if num_nodes == 1 else "PACK"
+        group = placement_group([{"GPU": 1, "CPU": 1}] * (num_nodes * gpus_per_node), strategy=strategy)
+        if not group.wait(timeout_seconds=max(1.0, deadline - time.monotonic())):
+            remove_placement_group(group)
+            raise PlacementError(_short_of(num_nodes, gpus_per_node, f"no placement within {timeout_s:.0f} s"))
+        pool = Pool(group, [], processes_per_bundle, log_dir.absolute(), owns_ray, _dashboard_url(dashboard))
+        pool.bundles = _order_bundles(pool, num_nodes, gpus_per_node, max(10.0, deadline - time.monotonic()))
+        return pool
+    except BaseException:
+        if owns_ray:
+            ray.shutdown()
+        raise
+
+
+def _start_ray(address: str | None, gpus: int, device: str, dashboard: bool) -> bool:
+    """Join the cluster at `address`, or start one here. True when this process started it."""
+    os.environ.update(NODE_ENV)
+    if ray.is_initialized():
+        return False
+    common = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": True}
+    if address is not None:
+        try:
+            ray.init(address=address, **common)
+        except ConnectionError as error:
+            raise PlacementError(
+                f"cluster.address={address}: no Ray cluster answers there ({error}). Start one with `ray start --head` "
+                "on the first node, or leave cluster.address unset to start Ray on this machine."
+            ) from error
+        return False
+    ray.init(
+        num_cpus=max(os.cpu_count() or 1, gpus),
+        num_gpus=gpus if device == "cpu" else None,
+        include_dashboard=dashboard,
+        object_store_memory=OBJECT_STORE_BYTES,
+        **common,
+    )
+    return True
+
+
+def _dashboard_url(wanted: bool) -> str | None:
+    url = ray.init(ignore_reinit_error=True, logging_level="ERROR").dashboard_url
+    return f"http://{url}" if wanted and url else None
+
+
+def _offers() -> list[dict[str, Any]]:
+    """Living nodes with the GPUs they have, most GPUs first."""
+    nodes = [n for n in ray.nodes() if n["Alive"]]
+    return sorted(nodes, key=lambda n: -n["Resources"].get("GPU", 0))
+
+
+def _await_gpus(num_nodes: int, gpus_per_node: int, deadline: float, wait: bool) -> None:
+    """Nodes of a cluster join one after another: wait for them until the deadline, but not on a machine of our own."""
+    while sum(n["Resources"].get("GPU", 0) >= gpus_per_node for n in _offers()) < num_nodes:
+        if not wait or time.monotonic() > deadline:
+            raise PlacementError(_short_of(num_nodes, gpus_per_node, "the cluster does not have them"))
+        time.sleep(1)
+
+
+def _short_of(num_nodes: int, gpus_per_node: int, why: str) -> str:
+    free = ray.available_resources()
+    rows = [
+        f"  {n['NodeManagerAddress']:<16} {int(n['Resources'].get('GPU', 0))} GPUs, {int(n['Resources'].get('CPU', 0))} CPUs"
+        for n in _offers()
+    ]
+    return "\n".join(
+        [
+            f"The pool needs {num_nodes} node(s) with {gpus_per_node} GPU(s) each: {why}. Nodes of the cluster:",
+            *rows,
+            f"  free in all: {free.get('GPU', 0):g} GPUs, {free.get('CPU', 0):g} CPUs",
+            "Lower cluster.num_nodes or cluster.gpus_per_node, add nodes, or end the jobs that hold the GPUs.",
+        ]
+    )
+
+
+def _order_bundles(pool: Pool, num_nodes: int, gpus_per_node: int, timeout_s: float) -> list[Bundle]:
+    """Ask a small process in each bundle for its node and GPU, check the shape, and sort by node, then GPU."""
+    count = num_nodes * gpus_per_node
+    node_of_slot = placement_group_table(pool.group)["bundles_to_node_id"]
+    address = {n["NodeID"]: n["NodeManagerAddress"] for n in ray.nodes()}
+    probes = [
+        ray.remote(Holder)
+        .options(
+            num_gpus=0.01,
+            num_cpus=0.01,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(pool.group, placement_group_bundle_index=slot),
+        )
+        .remote()
+        for slot in range(count)
+    ]
+    try:
+        gpu_ids = ray.get([p.__ray_call__.remote(_own_gpu) for p in probes], timeout=timeout_s)
+    except GetTimeoutError as error:
+        raise PlacementError(f"The processes that probe the bundles did not start within {timeout_s:.0f} s.") from error
+    finally:
+        for probe in probes:
+            ray.kill(probe)
+    per_node: dict[str, int] = {}
+    for slot in range(count):
+        per_node[node_of_slot[slot]] = per_node.get(node_of_slot[slot], 0) + 1
+    if sorted(per_node.values()) != [gpus_per_node] * num_nodes:
+        remove_placement_group(pool.group)
+        shape = ", ".join(f"{address[n]}: {c}" for n, c in per_node.items())
+        raise PlacementError(_short_of(num_nodes, gpus_per_node, f"Ray placed the bundles as {shape}"))
+    order = sorted(range(count), key=lambda slot: (node_of_slot[slot], int(gpu_ids[slot])))
+    return [Bundle(rank, address[node_of_slot[slot]], gpu_ids[slot], slot) for rank, slot in enumerate(order)]
+
+
+def _own_gpu(_self) -> str:
+    return ray.get_runtime_context().get_accelerator_ids()["GPU"][0]

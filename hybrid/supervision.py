@@ -1,0 +1,159 @@
+"""Waiting for workers: every wait has a deadline, every death a name.
+
+Only workers that are being waited for tell by themselves that they died. The others are idle while somebody else works, so they are
+pinged meanwhile: a dead one ends the wait.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayTaskError
+
+from hybrid.errors import DeadlineExceeded, HybridError, WorkerDied, WorkerFailed
+
+PING_EVERY_S = 5.0
+GRACE_FOR_DEATH_S = 5.0
+"""A rank whose peer died often fails first, in a collective: wait this long for the true cause to show."""
+LOG_TAIL_LINES = 20
+
+
+@dataclass(frozen=True, eq=False)
+class Worker:
+    """One process of the pool."""
+
+    role: str
+    rank: int
+    node: str
+    handle: Any
+    log_file: Path
+
+    def __str__(self) -> str:
+        return f"{self.role} rank {self.rank} on node {self.node}"
+
+    def submit(self, method: str, *args, **kwargs) -> Call:
+        """Start `method` in the worker; the result comes from `Pool.wait`."""
+        return Call(self, method, getattr(self.handle, method).remote(*args, **kwargs))
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """A call under way."""
+
+    worker: Worker
+    method: str
+    ref: Any
+
+
+def collect(calls: list[Call], workers: list[Worker], what: str, timeout_s: float) -> list[Any]:
+    """Results of `calls` in order; see `Pool.wait` for what it raises. `what` names the wait in messages ("train_actor")."""
+    deadline = time.monotonic() + timeout_s
+    waiting = {call.ref: call for call in calls}
+    pings: dict[Any, Worker] = {}
+    busy = {id(call.worker) for call in calls}
+    next_ping = time.monotonic() + PING_EVERY_S
+    while waiting:
+        now = time.monotonic()
+        if now >= deadline:
+            raise DeadlineExceeded(_silence(list(waiting.values()), what, timeout_s))
+        if now >= next_ping:
+            idle = [w for w in workers if id(w) not in busy and w not in pings.values()]
+            pings |= {w.handle.ping.remote(): w for w in idle}
+            next_ping = now + PING_EVERY_S
+        refs = [*waiting, *pings]
+        ready, _ = ray.wait(refs, num_returns=1, timeout=min(deadline, next_ping) - now if now < next_ping else 0)
+        for ref in ready:
+            worker = pings.pop(ref) if ref in pings else waiting[ref].worker
+            try:
+                ray.get(ref)
+            except RayActorError as error:
+                raise WorkerDied(_death(worker, what, error)) from None
+            except RayTaskError as error:
+                _raise_cause(error, worker, waiting[ref].method, what, workers)
+            waiting.pop(ref, None)
+    return ray.get([call.ref for call in calls])
+
+
+def kill_all(workers: list[Worker]) -> None:
+    """End the processes at once; those that are gone already are no error."""
+    for worker in workers:
+        ray.kill(worker.handle, no_restart=True)
+
+
+def _raise_cause(error: RayTaskError, worker: Worker, method: str, what: str, workers: list[Worker]) -> None:
+    dead = _find_dead(workers)
+    if dead is not None:
+        raise WorkerDied(_death(dead, what, None)) from None
+    if isinstance(error.cause, HybridError):
+        raise error.cause from None
+    raise WorkerFailed(f"{worker} failed in `{method}` ({what}):\n{error}\nIts output: {worker.log_file}") from None
+
+
+def _find_dead(workers: list[Worker]) -> Worker | None:
+    pings = {w.handle.ping.remote(): w for w in workers}
+    deadline = time.monotonic() + GRACE_FOR_DEATH_S
+    while pings and time.monotonic() < deadline:
+        ready, _ = ray.wait(list(pings), num_returns=1, timeout=max(0.0, deadline - time.monotonic()))
+        for ref in ready:
+            worker = pings.pop(ref)
+            try:
+                ray.get(ref)
+            except RayActorError:
+                return worker
+            except RayTaskError:
+                continue
+    return None
+
+
+def _death(worker: Worker, what: str, error: RayActorError | None) -> str:
+    exit_type = re.search(r"Worker exit type: (\w+)", str(error))
+    reason = f" (Ray: {exit_type[1]})" if exit_type else ""
+    return (
+        f"{worker} died during {what}{reason}. A process that ends without a Python error was killed, often by the kernel for want of "
+        f"memory (`dmesg | grep -i oom`).\nLast lines of {worker.log_file}:\n{_tail(worker.log_file)}"
+    )
+
+
+def _tail(path: Path) -> str:
+    try:
+        lines = path.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
+    except OSError:
+        return "  (not on this node)"
+    return "\n".join(f"  {line}" for line in lines) or "  (empty)"
+
+
+def _silence(calls: list[Call], what: str, timeout_s: float) -> str:
+    lines = [f"{what}: no answer within {timeout_s:.0f} s from"]
+    for call in calls:
+        lines += [f"  {call.worker}, in `{call.method}`", _stack(call.worker)]
+    return "\n".join([*lines, "If the work is simply long, raise cluster.call_timeout_s."])
+
+
+def _stack(worker: Worker) -> str:
+    """Python stacks of the worker's process where py-spy can see it (this machine), else where to look."""
+    pid = _pid(worker)
+    tool = shutil.which("py-spy") or shutil.which("py-spy", path=str(Path(sys.executable).parent))
+    if pid is None or tool is None:
+        return f"    its output: {worker.log_file}"
+    try:
+        dump = subprocess.run([tool, "dump", "--pid", str(pid)], capture_output=True, text=True, timeout=20)
+    except subprocess.TimeoutExpired:
+        return f"    its output: {worker.log_file}"
+    return "\n".join(f"    {line}" for line in dump.stdout.splitlines()[:40])
+
+
+def _pid(worker: Worker) -> int | None:
+    """The pid that the worker wrote as the first line of its log: a silent worker cannot be asked."""
+    try:
+        first = worker.log_file.read_text(errors="replace").split("\n", 1)[0]
+        return int(first.removeprefix("pid "))
+    except (OSError, ValueError):
+        return None
