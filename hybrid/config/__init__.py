@@ -1,0 +1,28 @@
+"""One pydantic model of a run: `load_run` reads a profile, `resolve` replaces every `auto`."""
+
+from hybrid.config.load import check, dump, load_run
+from hybrid.config.paths import is_hub_name, model_source, resolve_path
+from hybrid.config.resolve import resolve
+from hybrid.config.run import SECTIONS, RunConfig
+
+__all__ = [
+    "SECTIONS",
+    "RunConfig",
+    "check",
+    "dump",
+    "is_hub_name",
+    "load_run",
+    "model_source",
+    "resolve",
+    "resolve_path",
+]
+    "SECTIONS",
+    "RunConfig",
+    "check",
+    "dump",
+    "is_hub_name",
+    "load_run",
+    "model_source",
+    "resolve",
+    "resolve_path",
+]

@@ -1,0 +1,59 @@
+"""What this machine offers. Imports torch only to count GPUs, and never starts CUDA."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from functools import cache
+from pathlib import Path
+
+
+@cache
+def visible_gpus() -> int:
+    """CUDA devices that this process sees; no CUDA context is made."""
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def gpu_bytes() -> int | None:
+    """Memory of the first GPU in bytes, None where NVML does not answer. The GPUs of a pool are taken to be alike."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        return int(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(0)).total)
+    except Exception:  # no driver, no library, or a MIG parent: three error classes, one meaning
+        return None
+
+
+def cpu_has_bf16() -> bool:
+    """Whether the CPU multiplies bf16 natively; without, bf16 is slower than fp32."""
+    flags = Path("/proc/cpuinfo").read_text().split()
+    return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(flags)
+
+
+def has_flash_attention() -> bool:
+    return importlib.util.find_spec("flash_attn") is not None
+
+
+def cpu_cores() -> int:
+    """Cores that this process may use, a container's quota included."""
+    cores = len(os.sched_getaffinity(0))
+    quota, _, period = _read("/sys/fs/cgroup/cpu.max").partition(" ")
+    return min(cores, max(1, int(quota) // int(period))) if quota.isdigit() else cores
+
+
+def ram_bytes() -> int:
+    """RAM that this machine, or the container, has."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = _read("/sys/fs/cgroup/memory.max").strip()
+    return min(total, int(limit)) if limit.isdigit() else total
+
+
+def _read(path: str) -> str:
+    """Text of a control-group file, empty where the machine has none."""
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""

@@ -1,0 +1,177 @@
+"""`auto` and null become values. Pure but for looking at the machine; the same profile resolves alike on every node of
+a kind."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from hybrid.config import machine
+from hybrid.config.paths import model_source, resolve_path
+from hybrid.config.run import RunConfig
+from hybrid.config.sections import Critic, Reference
+
+LOGICAL_GPUS = 2
+"""GPUs per node that a machine without GPUs stands in for."""
+KV_SHARE = 0.25
+"""Largest share of a GPU's memory that `rollout.kv_cache: auto` takes."""
+
+
+def resolve(cfg: RunConfig, run_dir: Path | None = None) -> RunConfig:
+    """`cfg` with every `auto` replaced, defaults of other sections filled in, and paths that exist made absolute.
+
+    `run_dir` becomes logging.runs_dir and logging.name; None: the folder that a run started now would get. What could
+    not be had is left for the rules to report (0 GPUs), or for the engines to decide (`rollout.kv_cache` without a
+    config.json, `memory.device_bytes` for GPUs that are not here). `notes` says what the user should know.
+    """
+    run_dir = run_dir or default_run_dir(cfg)
+    notes: list[str] = []
+    cfg = _update(cfg, cluster=_cluster(cfg))
+    cfg = _update(cfg, model=_model(cfg, notes), memory=_memory(cfg, run_dir), reward=_reward(cfg), data=_data(cfg))
+    if cfg.uses_critic:
+        critic = cfg.critic or Critic()
+        path = model_source(cfg, critic.path) if critic.path else cfg.model.path
+        cfg = cfg.model_copy(update={"critic": critic.model_copy(update={"path": path})})
+    if cfg.uses_reference:
+        reference = cfg.reference or Reference()
+        path = model_source(cfg, reference.path) if reference.path else cfg.model.path
+        cfg = cfg.model_copy(update={"reference": reference.model_copy(update={"path": path})})
+    cfg = _update(cfg, train={"prompts_per_update": cfg.train.prompts_per_update or cfg.train.prompts_per_step})
+    cfg = _update(cfg, rollout=_rollout(cfg))
+    progress = "bar" if sys.stdout.isatty() else "lines"
+    chosen = cfg.logging.progress if cfg.logging.progress != "auto" else progress
+    cfg = _update(cfg, logging={"runs_dir": str(run_dir.parent), "name": run_dir.name, "progress": chosen})
+    return cfg.model_copy(update={"notes": tuple(notes)})
+
+
+def default_run_dir(cfg: RunConfig) -> Path:
+    """Absolute folder of a run that starts now: `<runs_dir>/<name>`, the name being the profile's and the local
+    time."""
+    runs = Path(cfg.logging.runs_dir or "runs").expanduser().absolute()
+    return runs / (cfg.logging.name or f"{cfg.profile_name}-{time.strftime('%Y%m%d-%H%M%S')}")
+
+
+def _update(cfg: RunConfig, **sections: dict[str, Any]) -> RunConfig:
+    """`cfg` with some keys of some sections changed."""
+    changed = {name: getattr(cfg, name).model_copy(update=keys) for name, keys in sections.items()}
+    return cfg.model_copy(update=changed)
+
+
+def _cluster(cfg: RunConfig) -> dict[str, Any]:
+    cluster = cfg.cluster
+    device = cluster.device
+    if device == "auto":
+        device = "cuda" if machine.visible_gpus() else "cpu"
+    gpus = cluster.gpus_per_node
+    if gpus == "auto":
+        gpus = machine.visible_gpus() if device == "cuda" else LOGICAL_GPUS
+    threads = cluster.threads_per_process
+    if threads == "auto":
+        threads = max(1, machine.cpu_cores() // max(1, gpus))
+    return {"device": device, "gpus_per_node": gpus, "threads_per_process": threads}
+
+
+def _model(cfg: RunConfig, notes: list[str]) -> dict[str, Any]:
+    on_cpu = cfg.cluster.device == "cpu"
+    dtype = cfg.model.dtype
+    if dtype == "auto":
+        dtype = "bfloat16"
+        if on_cpu and not machine.cpu_has_bf16():
+            dtype = "float32"
+            notes.append("This CPU has no bf16 instructions: model.dtype is float32, twice the memory.")
+    attention = cfg.model.attention
+    if attention == "auto":
+        attention = "flash_attention_2" if not on_cpu and machine.has_flash_attention() else "sdpa"
+        if not on_cpu and attention == "sdpa":
+            notes.append("flash-attn is not installed here: model.attention is sdpa, slower on packed sequences.")
+    return {"path": model_source(cfg, cfg.model.path), "dtype": dtype, "attention": attention}
+
+
+def _memory(cfg: RunConfig, run_dir: Path) -> dict[str, Any]:
+    on_cpu = cfg.cluster.device == "cpu"
+    memory = cfg.memory
+    size = memory.device_bytes
+    if size == "auto" and on_cpu:
+        size = int(0.8 * machine.ram_bytes() / cfg.cluster.gpus_per_node)
+    elif size == "auto":
+        size = machine.gpu_bytes() or "auto"
+    return {
+        "tier": memory.tier if memory.tier != "auto" else "file" if on_cpu else "pinned",
+        "swap_dir": str(Path(memory.swap_dir).expanduser().absolute() if memory.swap_dir else run_dir / "swap"),
+        "device_bytes": size,
+    }
+
+
+def _reward(cfg: RunConfig) -> dict[str, Any]:
+    return {
+        "function": absolute_function(cfg, cfg.reward.function),
+        "model": model_source(cfg, cfg.reward.model) if cfg.reward.model else None,
+    }
+
+
+def _data(cfg: RunConfig) -> dict[str, Any]:
+    scorer = cfg.data.eval_function or cfg.reward.function
+    return {
+        "train": model_source(cfg, cfg.data.train),
+        "eval": model_source(cfg, cfg.data.eval) if cfg.data.eval else None,
+        "eval_function": absolute_function(cfg, scorer),
+    }
+
+
+def absolute_function(cfg: RunConfig, function: str | None) -> str | None:
+    """`rewards.py:score` with the file's absolute path; built-in names and None as they are."""
+    if function is None or ":" not in function:
+        return function
+    file, _, name = function.rpartition(":")
+    return f"{resolve_path(cfg, file)}:{name}"
+
+
+def _rollout(cfg: RunConfig) -> dict[str, Any]:
+    on_cpu = cfg.cluster.device == "cpu"
+    rollout = cfg.rollout
+    engines = rollout.engines
+    if engines == "auto":
+        engines = max(1, cfg.world_size // rollout.tensor_parallel_size)
+    bucket = rollout.weight_bucket
+    kv_cache = rollout.kv_cache if rollout.kv_cache != "auto" else _kv_cache(cfg, engines)
+    return {
+        "engines": engines,
+        "repeatable": on_cpu if rollout.repeatable == "auto" else rollout.repeatable,
+        "enforce_eager": on_cpu if rollout.enforce_eager == "auto" else rollout.enforce_eager,
+        "weight_bucket": (256 * 2**20 if on_cpu else 2 * 2**30) if bucket == "auto" else bucket,
+        "kv_cache": kv_cache,
+        "replay": str(resolve_path(cfg, rollout.replay)) if rollout.replay else None,
+        "record": str(Path(rollout.record).expanduser().absolute()) if rollout.record else None,
+    }
+
+
+def _kv_cache(cfg: RunConfig, engines: int) -> int | str:
+    """Bytes per GPU for the sequences that an engine has at a time, at full length; MiB steps, two spare blocks of 128
+    tokens each."""
+    config = model_config(cfg.model.path)
+    if config is None or cfg.memory.device_bytes == "auto":
+        return "auto"
+    heads = config["num_attention_heads"]
+    kv_heads = config.get("num_key_value_heads") or heads
+    head_size = config.get("head_dim") or config["hidden_size"] // heads
+    element = 2 if cfg.model.dtype == "bfloat16" else 4
+    local_heads = max(1, kv_heads // cfg.rollout.tensor_parallel_size)
+    per_token = 2 * config["num_hidden_layers"] * local_heads * head_size * element
+    sequences = min(cfg.rollout.max_num_seqs, max(-(-cfg.samples_per_step // engines), cfg.data.eval_size))
+    wanted = per_token * sequences * (cfg.max_sequence_tokens + 256)
+    return -(-min(wanted, int(KV_SHARE * cfg.memory.device_bytes)) // 2**20) * 2**20
+
+
+def model_config(path: str) -> dict[str, Any] | None:
+    """config.json of a model folder, the text part of it; None for a hub name, or a folder without a usual
+    transformer's keys."""
+    file = Path(path) / "config.json"
+    if not file.is_file():
+        return None
+    config = json.loads(file.read_text())
+    config = config.get("text_config", config)
+    usual = {"num_attention_heads", "hidden_size", "num_hidden_layers"}
+    return config if usual <= config.keys() else None

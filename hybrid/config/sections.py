@@ -1,0 +1,294 @@
+"""The sections of a profile: where the run lives, what it trains, and how. The docstring under a field is its
+documentation.
+
+`auto` is replaced by `hybrid.config.resolve` before anything starts; the value taken is in the run's `profile.yaml`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from hybrid.config.base import Bytes, Section
+
+Positive = Annotated[int, Field(ge=1)]
+NonNegative = Annotated[int, Field(ge=0)]
+PositiveFloat = Annotated[float, Field(gt=0)]
+Decay = Annotated[float, Field(ge=0, lt=1)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Text = Annotated[str, Field(min_length=1)]
+Auto = Literal["auto"]
+Estimator = Literal["gae", "reinforce", "reinforce_baseline", "rloo", "group_norm", "dr_grpo", "maxrl", "opo"]
+
+
+class Cluster(Section):
+    """Machines: how many nodes and GPUs, and how to reach them."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """What computes. `auto`: cuda where a GPU is visible, else cpu."""
+    num_nodes: Positive = 1
+    """Nodes that the run spans."""
+    gpus_per_node: Positive | Auto = "auto"
+    """GPUs used on each node; on cpu, logical ones. `auto`: the visible GPUs of this node, on cpu 2."""
+    address: Text | None = None
+    """A running Ray cluster to join, `auto` for the one this node belongs to. null: start Ray here and end it with the
+    run."""
+    start_timeout_s: PositiveFloat = 120.0
+    """Seconds to wait for the cluster to offer the GPUs."""
+    call_timeout_s: PositiveFloat = 1800.0
+    """Seconds that one call to a role or an engine may take before the run is ended with a diagnosis."""
+    threads_per_process: Positive | Auto = "auto"
+    """CPU threads of each process. `auto`: this machine's cores / gpus_per_node."""
+    dashboard: bool = True
+    """Start Ray's dashboard with a Ray of our own."""
+
+
+class Model(Section):
+    """The model that is trained."""
+
+    path: Text
+    """A folder with a Hugging Face model, or a hub name such as `Qwen/Qwen2.5-7B-Instruct`."""
+    dtype: Literal["auto", "bfloat16", "float32"] = "auto"
+    """Number type of forward passes and of the engines; the optimizer's masters are fp32 in any case. `auto`: bfloat16,
+    float32 on a CPU without bf16 instructions."""
+    attention: Literal["auto", "sdpa", "flash_attention_2"] = "auto"
+    """Attention of the trainer. `auto`: flash_attention_2 on cuda where flash-attn is installed, else sdpa."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, about a third more time in training."""
+    trust_remote_code: bool = False
+    """Run Python code that comes with the model."""
+
+
+class TrainedRole(Section):
+    """ZeRO stage, AdamW and learning-rate schedule of a model that is trained."""
+
+    zero_stage: Annotated[int, Field(ge=0, le=3)] = 2
+    """What DeepSpeed shards over the ranks: 0 nothing, 1 optimizer state, 2 gradients too, 3 weights too."""
+    learning_rate: PositiveFloat = 1e-6
+    """Peak learning rate."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Shape of the learning rate after the warm-up; linear and cosine reach min_lr_ratio at the last optimizer step."""
+    warmup_steps: NonNegative = 0
+    """Optimizer steps over which the learning rate rises from 0."""
+    min_lr_ratio: Share = 0.0
+    """Last learning rate of a linear or cosine schedule, as a share of the peak."""
+    betas: Annotated[
+        tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]], Field(strict=False)
+    ] = (0.9, 0.95)
+    """AdamW's decay rates of the first and second moment."""
+    eps: PositiveFloat = 1e-8
+    """AdamW's epsilon."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """AdamW's weight decay."""
+    max_grad_norm: PositiveFloat = 1.0
+    """Gradients are clipped to this norm over all parameters."""
+
+
+class Actor(TrainedRole):
+    """ZeRO stage, AdamW and schedule of the policy."""
+
+
+class Critic(TrainedRole):
+    """The value model of `algorithm.advantage: gae`: a causal LM with a value head. Default with gae, refused
+    without."""
+
+    path: Text | None = None
+    """Model to start from. null: model.path."""
+    learning_rate: PositiveFloat = 1e-5
+    """Peak learning rate."""
+
+
+class Reference(Section):
+    """The frozen model that KL is measured against. Default with `algorithm.kl_coef` above 0, refused without."""
+
+    path: Text | None = None
+    """Model folder or hub name. null: model.path, as it was before training."""
+    zero_stage: Literal[0, 3] = 0
+    """0: every GPU has all weights. 3: sharded over the ranks."""
+
+
+class Reward(Section):
+    """Where scores come from: a function or a reward model, exactly one of the two."""
+
+    function: Text | None = None
+    """`reasoning_gym` (the task's own scorer), `math_verify`, or `file.py:function`, called once per batch as
+    `function(prompts, responses, labels, **columns) -> list[float]`, sync or async."""
+    model: Text | None = None
+    """Folder or hub name of a transformers sequence-classification model with one output."""
+    timeout_s: PositiveFloat = 60.0
+    """Seconds that the reward function may take for a batch."""
+    batch_tokens: Positive = 16384
+    """Tokens of a micro-batch of the reward model, per rank."""
+
+
+class Rollout(Section):
+    """vLLM engines and how they sample."""
+
+    engines: Positive | Auto = "auto"
+    """vLLM instances. `auto`: GPUs / tensor_parallel_size, the only number that fills the pool."""
+    tensor_parallel_size: Positive = 1
+    """GPUs of one engine, all on one node."""
+    samples_per_prompt: Positive = 8
+    """Responses to each prompt, the group of the group estimators."""
+    max_new_tokens: Positive = 512
+    """Longest response, in tokens."""
+    min_new_tokens: NonNegative = 0
+    """Tokens before which a response may not end."""
+    temperature: PositiveFloat = 1.0
+    """Sampling temperature; the trainer's log-probs use the same one."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Sample from the smallest set of tokens with this much probability. 1: off."""
+    top_k: NonNegative = 0
+    """Sample from the k likeliest tokens. 0: off."""
+    min_p: Share = 0.0
+    """Leave out tokens with less than this share of the likeliest one's probability. 0: off."""
+    stop: list[Text] = Field(default_factory=list)
+    """Texts that end a response."""
+    repeatable: bool | Auto = "auto"
+    """Seed every request, so that a run samples the same again; slows vLLM's sampler on GPUs. `auto`: true on cpu."""
+    kv_cache: Bytes | Auto = "auto"
+    """KV cache of an engine, bytes per GPU. `auto`: what max_num_seqs sequences of full length need, at most a quarter
+    of memory.device_bytes; needs the model's config.json at hand, else the engine decides."""
+    max_num_seqs: Positive = 256
+    """Sequences that an engine works on at a time."""
+    enforce_eager: bool | Auto = "auto"
+    """No CUDA graphs: starts faster, generates slower. `auto`: true on cpu."""
+    weight_bucket: Bytes | Auto = "auto"
+    """Bytes of weights that one message of a weight sync carries; on cuda at least the largest tensor. `auto`: 256MiB
+    on cpu, 2GiB on cuda."""
+    replay: Text | None = None
+    """Train on the rollouts recorded in this file in place of generating."""
+    record: Text | None = None
+    """Write the rollouts to this file, for `replay`."""
+
+
+class Algorithm(Section):
+    """Advantages, losses and KL."""
+
+    advantage: Literal["gae", "reinforce", "reinforce_baseline", "rloo", "group_norm", "dr_grpo", "maxrl", "opo"] = (
+        "group_norm"
+    )
+    """How scores become advantages: `gae` is PPO with a critic, `group_norm` is GRPO."""
+    gamma: Share = 1.0
+    """Discount per token, for gae and reinforce."""
+    lam: Share = 0.95
+    """Lambda of gae."""
+    policy_loss: Literal["ppo", "gspo", "cispo", "reinforce"] = "ppo"
+    """Form of the policy loss."""
+    clip_low: Share = 0.2
+    """The ratio to the old policy is clipped at 1 - clip_low."""
+    clip_high: PositiveFloat = 0.2
+    """The ratio to the old policy is clipped at 1 + clip_high."""
+    dual_clip: Annotated[float, Field(gt=1)] | None = None
+    """Bound of the loss where the advantage is negative, as a multiple of it; ppo and gspo. null: off."""
+    reduction: Literal["token_mean", "sequence_mean", "constant"] = "token_mean"
+    """Mean over tokens; mean over sequences of their token means; or the sum over sequences x max_new_tokens (Dr.
+    GRPO)."""
+    kl_coef: Annotated[float, Field(ge=0)] = 0.0
+    """Weight of the KL to the reference. 0: no KL, no reference model."""
+    kl_kind: Literal["k1", "k2", "k3"] = "k3"
+    """Estimator of the KL (Schulman 2020)."""
+    kl_in: Literal["loss", "reward"] = "loss"
+    """Where the KL enters: added to the policy loss, or taken from the token rewards."""
+    value_clip: PositiveFloat | None = 0.2
+    """Values are clipped to this distance from the old ones in the critic's loss. null: off."""
+    sampler_kl_bound: PositiveFloat | None = 0.1
+    """Stop the run when the mean KL between engines and trainer is beyond this: one of the two computes something else.
+    null: off."""
+
+
+class Train(Section):
+    """How long, in which portions."""
+
+    steps: Positive
+    """Steps: one rollout and the training on it."""
+    prompts_per_step: Positive = 32
+    """Prompts of a rollout, over all engines."""
+    prompts_per_update: Positive | None = None
+    """Prompts (with all their samples) of one optimizer step, over all ranks. null: prompts_per_step, one optimizer
+    step per rollout."""
+    epochs: Positive = 1
+    """Passes over each rollout."""
+    micro_batch_tokens: Positive = 4096
+    """Tokens, prompt and response, of one forward/backward pass on one rank. Bounds the memory of activations; changes
+    no result."""
+    seed: NonNegative = 0
+    """Seed of sampling, shuffling and initial value head."""
+    max_skipped_steps: Positive = 3
+    """Optimizer steps skipped in a row, for a loss or gradient that is not finite, after which the run stops."""
+
+
+class Data(Section):
+    """Prompts, labels and held-out evaluation."""
+
+    train: Text
+    """`reasoning_gym:TASK`, a .jsonl file, a saved `datasets` folder, or a hub name."""
+    eval: Text | None = None
+    """Held-out data, as `train`. null: for a reasoning_gym task, problems that training never sees; else no
+    evaluation."""
+    eval_size: Positive = 64
+    """Held-out problems that are answered greedily at the start and the end."""
+    eval_function: Text | None = None
+    """Scores the evaluation; accuracy is the share of scores of at least 1.0. null: reward.function."""
+    task_args: dict[str, Any] = Field(default_factory=dict)
+    """Arguments of the reasoning_gym task."""
+    prompt_field: Text = "prompt"
+    """Column with the prompt, a text or a list of chat messages."""
+    label_field: Text = "label"
+    """Column with what the reward compares with."""
+    system_prompt: str | None = None
+    """System message in front of each prompt. null: none."""
+    prompt_suffix: str = ""
+    """Text added to the end of each prompt."""
+    max_prompt_tokens: Positive = 1024
+    """Longest prompt in tokens, chat template included."""
+    too_long: Literal["drop", "error"] = "drop"
+    """Prompts that are longer: left out and counted, or refused."""
+    shuffle: bool = True
+    """Shuffle anew for each pass over the data."""
+    split: Text = "train"
+    """Split of hub data."""
+
+
+class Memory(Section):
+    """What stays on a GPU between phases, and where the rest goes."""
+
+    policy: Literal["swap_all", "resident"] = "swap_all"
+    """`swap_all`: what a phase does not need leaves the device. `resident`: nothing moves."""
+    tier: Literal["auto", "file", "pinned"] = "auto"
+    """Where it goes: a file on disk, or pinned host memory (cuda only). `auto`: file on cpu, pinned on cuda."""
+    swap_dir: Text | None = None
+    """Folder of the file tier, on a real disk. null: `swap` in the run's folder."""
+    device_bytes: Bytes | Auto = "auto"
+    """Memory that a GPU may hold. `auto`: the GPU's own; on cpu 0.8 x RAM / gpus_per_node."""
+    residue_tolerance: Share = 0.10
+    """After a tenant left, measured memory may exceed counted memory by this share ..."""
+    residue_slack: Bytes = 64 * 2**20
+    """... plus these bytes; beyond, the run stops: something did not leave."""
+    barrier_timeout_s: PositiveFloat = 300.0
+    """Seconds that all ranks may take to move a tenant."""
+
+
+class Checkpoint(Section):
+    """What a run leaves behind."""
+
+    export: bool = True
+    """Write a Hugging Face folder, `model` in the run's folder, at the end."""
+
+
+class Logging(Section):
+    """Where a run writes, and what it shows."""
+
+    runs_dir: Text | None = None
+    """Folder of all runs. null: `runs` in the working directory."""
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] | None = None
+    """Folder of this run inside it; must not exist yet. null: the profile's name and the time."""
+    samples_per_step: NonNegative = 4
+    """Rollouts written to samples.jsonl each step."""
+    wandb: bool = False
+    """Log to Weights & Biases; offline unless WANDB_API_KEY is set."""
+    wandb_project: Text = "hybrid"
+    """Project there."""
+    progress: Literal["auto", "bar", "lines"] = "auto"
+    """A progress bar or a line per step. `auto`: a bar on a terminal."""
