@@ -16,13 +16,3 @@ __all__ = [
     "resolve",
     "resolve_path",
 ]
-    "SECTIONS",
-    "RunConfig",
-    "check",
-    "dump",
-    "is_hub_name",
-    "load_run",
-    "model_source",
-    "resolve",
-    "resolve_path",
-]

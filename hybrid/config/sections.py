@@ -73,9 +73,7 @@ class TrainedRole(Section):
     """Optimizer steps over which the learning rate rises from 0."""
     min_lr_ratio: Share = 0.0
     """Last learning rate of a linear or cosine schedule, as a share of the peak."""
-    betas: Annotated[
-        tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]], Field(strict=False)
-    ] = (0.9, 0.95)
+    betas: Annotated[tuple[Decay, Decay], Field(strict=False)] = (0.9, 0.95)
     """AdamW's decay rates of the first and second moment."""
     eps: PositiveFloat = 1e-8
     """AdamW's epsilon."""
@@ -90,8 +88,7 @@ class Actor(TrainedRole):
 
 
 class Critic(TrainedRole):
-    """The value model of `algorithm.advantage: gae`: a causal LM with a value head. Default with gae, refused
-    without."""
+    """The value model of `algorithm.advantage: gae`: a causal LM with a value head. Only with gae."""
 
     path: Text | None = None
     """Model to start from. null: model.path."""
@@ -100,7 +97,7 @@ class Critic(TrainedRole):
 
 
 class Reference(Section):
-    """The frozen model that KL is measured against. Default with `algorithm.kl_coef` above 0, refused without."""
+    """The frozen model that KL is measured against. Only with `algorithm.kl_coef` above 0."""
 
     path: Text | None = None
     """Model folder or hub name. null: model.path, as it was before training."""
