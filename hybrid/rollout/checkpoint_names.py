@@ -1,0 +1,64 @@
+"""The names and shapes of the weights that a model needs, read from its checkpoint without loading it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from hybrid.errors import RolloutError
+
+Shapes = dict[str, tuple[int, ...]]
+
+HEAD = "lm_head.weight"
+NOT_WEIGHTS = ("rotary_emb.inv_freq", "masked_bias", ".attn.bias")
+"""Constants that some checkpoints carry and no parameter has."""
+
+
+def checkpoint_shapes(folder: str | Path) -> Shapes:
+    """Name -> shape of every tensor in the folder's safetensors files. Raises `RolloutError` when there are none."""
+    files = sorted(Path(folder).glob("*.safetensors"))
+    index = Path(folder) / "model.safetensors.index.json"
+    if index.exists():
+        files = [Path(folder) / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
+    if not files:
+        raise RolloutError(
+            f"{folder} holds no safetensors weights; save the model with transformers' `save_pretrained`."
+        )
+    shapes: Shapes = {}
+    for file in files:
+        with open(file, "rb") as f:
+            header = json.loads(f.read(int.from_bytes(f.read(8), "little")))
+        shapes |= {
+            n: tuple(v["shape"]) for n, v in header.items() if n != "__metadata__" and not n.endswith(NOT_WEIGHTS)
+        }
+    return shapes
+
+
+def check_bucket(expected: Shapes, received: set[str], names: list[str], shapes: list[list[int]]) -> None:
+    """Raise `RolloutError` when a bucket holds a tensor that the model has not, twice, or in another shape."""
+    for name, shape in zip(names, shapes, strict=True):
+        if name not in expected:
+            raise RolloutError(
+                f"Weight sync: the model has no weight `{name}`. It expects names such as {_some(expected)}."
+            )
+        if name in received:
+            raise RolloutError(f"Weight sync: `{name}` was sent twice in one sync.")
+        if tuple(shape) != expected[name]:
+            raise RolloutError(
+                f"Weight sync: `{name}` was sent with shape {tuple(shape)}; the model has {expected[name]}."
+            )
+
+
+def check_complete(expected: Shapes, received: set[str], tied_head: bool) -> None:
+    """Raise `RolloutError` when weights are missing at the end of a sync. A head tied to the embeddings may be absent."""
+    missing = set(expected) - received - ({HEAD} if tied_head else set())
+    if missing:
+        raise RolloutError(
+            f"Weight sync: {len(missing)} of {len(expected)} weights were not sent: {_some(missing)}. "
+            "The engine would go on with stale ones; send every weight of the model under its checkpoint name."
+        )
+
+
+def _some(names, count: int = 3) -> str:
+    first = sorted(names)[:count]
+    return ", ".join(f"`{n}`" for n in first) + (", ..." if len(names) > count else "")

@@ -1,0 +1,258 @@
+"""One vLLM engine in a process of its own, behind the few calls that the trainer needs.
+
+The engine keeps a state of its own beside vLLM's: which parts are on the device, which weights are in it and whether they are whole. vLLM
+answers an illegal move with a log line and goes on, and generates from missing weights without a word; here both are errors.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+from hybrid.errors import RolloutError
+from hybrid.memory.probe import process_bytes
+from hybrid.rollout import vllm_setup
+from hybrid.rollout.checkpoint_names import check_bucket, check_complete, checkpoint_shapes
+from hybrid.rollout.requests import Completion, EngineOptions, GenerateRequest, SamplingOptions
+from hybrid.rollout.residency import MOVABLE, PARTS, check_come, check_leave
+
+MAX_SETTLING_STEPS = 16
+
+
+class Engine:
+    """Made cheaply in its process, started by `start`, driven by one caller at a time."""
+
+    def __init__(self, options: EngineOptions):
+        self.options = options
+        self.resident: set[str] = set()
+        self.weight_version: int | None = None
+        """Version of the weights in the engine, 0 after loading; None while they are missing or incomplete."""
+        self._received: set[str] | None = None
+        """Names that the open weight update has brought; None when none is open."""
+        self._whole = False
+        """Every weight of the model is in the engine, all from the same source."""
+
+    def start(self) -> dict[str, Any]:
+        """Load the model and allocate the KV cache. Returns `stats()`. Raises `RolloutError` when vLLM refuses the options."""
+        os.environ.update(vllm_setup.environment(self.options))
+        os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)  # whole GiB only, and it would override our bytes
+        try:
+            self.llm = vllm_setup.build(self.options)
+        except ValueError as error:
+            raise RolloutError(f"vLLM refuses to start with {self.options}: {error}") from error
+        self._expected = checkpoint_shapes(vllm_setup.model_folder(self.options.model_path))
+        self._tied_head = bool(getattr(self.llm.model_config.hf_text_config, "tie_word_embeddings", False))
+        self.resident = set(PARTS)
+        self.weight_version = 0
+        self._whole = True
+        return self.stats()
+
+    def generate(
+        self,
+        requests: list[GenerateRequest],
+        sampling: SamplingOptions,
+        required_version: int | None = None,
+        seed: int | None = None,
+    ) -> list[list[Completion]]:
+        """`sampling.n` completions of each request, in order, from one pass over all of them.
+
+        `seed` seeds the engine's own generator, for requests without a seed. Raises `RolloutError` when weights or KV cache are away, when
+        the weights are not those of `required_version`, when a prompt and its response exceed `max_model_len`, or when weights are broken.
+        """
+        self._check_ready(required_version)
+        longest = max(len(r.token_ids) for r in requests)
+        if longest + sampling.max_new_tokens > self.options.max_model_len:
+            raise RolloutError(
+                f"A prompt of {longest} tokens and {sampling.max_new_tokens} new ones exceed max_model_len={self.options.max_model_len}: "
+                "lower rollout.max_new_tokens or data.max_prompt_tokens."
+            )
+        if any(r.seed is not None for r in requests):
+            self.llm.reset_prefix_cache()  # a cached prefix changes the shapes of the pass, and with them the last bits
+        if seed is not None:
+            self.llm.collective_rpc("hybrid_seed", args=(seed,))
+        outputs = self.llm.generate(
+            [{"prompt_token_ids": r.token_ids} for r in requests],
+            [vllm_setup.sampling_params(sampling, r.seed) for r in requests],
+            use_tqdm=False,
+        )
+        self._settle()
+        return [[self._completion(c) for c in output.outputs] for output in outputs]
+
+    def _settle(self) -> None:
+        """Step until vLLM's workers know of the requests that finished last: it tells them with the next batch only, and until then takes
+        itself for busy and refuses to give up its KV cache.
+        """
+        core = self.llm.llm_engine.engine_core.engine_core
+        for _ in range(MAX_SETTLING_STEPS):
+            if not core.scheduler.has_requests() and not core.batch_queue:
+                return
+            self.llm.llm_engine.step()
+        raise RolloutError(f"vLLM still has requests {MAX_SETTLING_STEPS} steps after the last response.")
+
+    def _check_ready(self, required_version: int | None) -> None:
+        if self.resident != set(PARTS):
+            raise RolloutError(
+                f"The engine cannot generate: {sorted(set(PARTS) - self.resident)} asleep. Wake them first."
+            )
+        if self.weight_version is None:
+            raise RolloutError(
+                "The engine cannot generate: no complete weight sync followed the last sleep or sync. Sync first."
+            )
+        if required_version is not None and required_version != self.weight_version:
+            raise RolloutError(
+                f"The engine holds weights of version {self.weight_version}, but version {required_version} was asked for. "
+                "Sync the trainer's weights before generating."
+            )
+
+    def _completion(self, output: Any) -> Completion:
+        if output.finish_reason not in ("stop", "length"):
+            raise RolloutError(
+                f"vLLM ended a response with `{output.finish_reason}` after {len(output.token_ids)} tokens."
+            )
+        ids = list(output.token_ids)
+        logprobs = [at[token].logprob for token, at in zip(ids, output.logprobs, strict=True)]
+        if not math.isfinite(sum(logprobs)):
+            raise RolloutError(
+                f"A log-prob is not finite: weights of version {self.weight_version} are broken, or the KV cache is."
+            )
+        return Completion(ids, logprobs, output.text, output.finish_reason, self.weight_version)
+
+    def leave(self, parts: list[str]) -> list[dict[str, Any]]:
+        """Take `parts` ("weights", "kv_cache") off the device without keeping their bytes. Returns a row per part, see `_moved`.
+
+        Raises `MemoryScheduleError` for an illegal move. Weights that left are invalid until a complete weight update.
+        """
+        check_leave(parts, self.resident, self.options.device)
+        counted = self._counted_bytes()
+
+        def move() -> None:
+            if "weights" in parts:
+                self.weight_version = None
+                self._whole = False
+                self.llm.sleep(level=2)
+            else:
+                self.llm.sleep(level=0)
+                self.llm.release_kv_cache_memory()
+            self.resident -= set(parts)
+
+        return self._moved(parts, move, counted)
+
+    def come(self, parts: list[str]) -> list[dict[str, Any]]:
+        """Give `parts` their memory back; contents are undefined. Rows and errors as `leave`."""
+        check_come(parts, self.resident, self.options.device)
+
+        def move() -> None:
+            self.llm.wake_up(tags=list(parts))
+            self.resident |= set(parts)
+
+        return self._moved(parts, move)
+
+    def _moved(
+        self, parts: list[str], move: Callable[[], None], counted: dict[str, int] | None = None
+    ) -> list[dict[str, Any]]:
+        """Do `move` and describe it: a row per part with its counted bytes. The measured change belongs to the parts together: the first
+        row spans it, the others are flat.
+        """
+        self.llm.collective_rpc("hybrid_release_free_memory")
+        before = self._measured_bytes()
+        started = time.perf_counter()
+        move()
+        seconds = time.perf_counter() - started
+        after = self._measured_bytes()
+        counted = counted or self._counted_bytes()
+        return [
+            {
+                "part": part,
+                "counted_bytes": counted[part],
+                "copied_bytes": 0,
+                "seconds": seconds if i == 0 else 0.0,
+                "before_bytes": before if i == 0 else after,
+                "after_bytes": after,
+            }
+            for i, part in enumerate(parts)
+        ]
+
+    def movable_parts(self) -> tuple[str, ...]:
+        """Parts that `leave` and `come` accept on this platform."""
+        return MOVABLE[self.options.device]
+
+    def init_weight_transfer_engine(self, request: Any) -> None:
+        """First step of the transfer protocol, once."""
+        self._update_step("init_weight_transfer_engine", init_info=_field(request, "init_info"))
+
+    def start_weight_update(self) -> None:
+        """Open a weight update; from here on the old weights are gone. A broken earlier one is closed first."""
+        if "weights" not in self.resident:
+            raise RolloutError("Weight sync: the engine's weights are asleep; wake part `weights` before the sync.")
+        if self._received is not None:
+            self._update_step("hybrid_abort_weight_update")
+        self._received = set()
+        self._whole = False
+        self.weight_version = None
+        self._update_step("start_weight_update")
+
+    def update_weights(self, request: Any) -> None:
+        """Load one bucket. Raises `RolloutError` when it holds a name or shape that the model has not, or does not load."""
+        info = _field(request, "update_info")
+        if self._received is None:
+            raise RolloutError("Weight sync: update_weights without start_weight_update.")
+        check_bucket(self._expected, self._received, info["names"], info["shapes"])
+        self._update_step("update_weights", update_info=info)
+        self._received |= set(info["names"])
+
+    def finish_weight_update(self) -> None:
+        """Close the update. Raises `RolloutError` when weights are missing or a layer did not take them. Cached prefixes are dropped."""
+        if self._received is None:
+            raise RolloutError("Weight sync: finish_weight_update without start_weight_update.")
+        check_complete(self._expected, self._received, self._tied_head)
+        self._update_step("hybrid_finish_weight_update")
+        if not self.llm.reset_prefix_cache():
+            raise RolloutError(
+                "Weight sync: vLLM could not drop cached prefixes of the old weights; requests are still running."
+            )
+        self._received = None
+        self._whole = True
+
+    def set_weight_version(self, version: int) -> None:
+        """Name the weights of the update that just finished; only then can the engine generate."""
+        if not self._whole:
+            raise RolloutError(f"Weight sync: version {version} was announced, but no complete update came before it.")
+        self.weight_version = version
+
+    def stats(self) -> dict[str, Any]:
+        """Resident parts, weight version, counted bytes of each part and measured bytes, over all processes of the engine."""
+        return {
+            "resident": sorted(self.resident),
+            "weight_version": self.weight_version,
+            "counted_bytes": self._counted_bytes(),
+            "measured_bytes": self._measured_bytes(),
+        }
+
+    def stop(self) -> None:
+        """End vLLM and its worker processes."""
+        self.llm.llm_engine.engine_core.shutdown()
+
+    def _counted_bytes(self) -> dict[str, int]:
+        """Bytes of each resident part, over the engine's workers."""
+        workers = self.llm.collective_rpc("hybrid_counted_bytes")
+        return {part: sum(w[part] for w in workers) for part in PARTS if part in self.resident}
+
+    def _measured_bytes(self) -> int:
+        """Bytes that the engine's processes hold (PSS), or on CUDA bytes in use on its GPUs."""
+        if self.options.device == "cuda":
+            return sum(self.llm.collective_rpc("hybrid_device_used"))
+        return process_bytes(children=True).pss
+
+    def _update_step(self, method: str, **kwargs) -> None:
+        try:
+            self.llm.collective_rpc(method, kwargs=kwargs)
+        except Exception as error:  # vLLM raises whatever its layers raise
+            raise RolloutError(f"Weight sync: vLLM failed in `{method}`: {error}") from error
+
+
+def _field(request: Any, name: str) -> Any:
+    """A field of a request of the transfer protocol: vLLM's clients send objects, ours dicts."""
+    return request[name] if isinstance(request, dict) else getattr(request, name)

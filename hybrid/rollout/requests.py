@@ -1,0 +1,72 @@
+"""What an engine is told and what it answers: plain data, importable without vLLM."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """How one engine is built."""
+
+    model_path: str
+    """Hugging Face folder (or cached hub name) with safetensors weights."""
+    dtype: str
+    """bfloat16 or float32: the dtype the trainer computes with, else their log-probs part."""
+    device: str
+    """cpu or cuda."""
+    kv_cache_bytes: int
+    """Bytes of KV cache on each GPU of the engine."""
+    max_model_len: int
+    """Prompt and response together, in tokens."""
+    tensor_parallel_size: int = 1
+    max_num_seqs: int = 256
+    """Sequences generated at the same time."""
+    enforce_eager: bool = True
+    """No CUDA graphs and no compilation."""
+    seed: int = 0
+    threads: int = 1
+    """CPU threads of each worker process."""
+    gpu_ids: tuple[str, ...] | None = None
+    """The engine's GPUs on its node; used on CUDA when it spans several, else Ray has set the one."""
+    trust_remote_code: bool = False
+
+
+@dataclass(frozen=True)
+class SamplingOptions:
+    """How tokens are drawn. Temperature 0 is greedy and ignores the rest; top_k 0, top_p 1 and min_p 0 are off."""
+
+    max_new_tokens: int
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    min_new_tokens: int = 0
+    stop: tuple[str, ...] = field(default_factory=tuple)
+
+
+@dataclass(frozen=True)
+class GenerateRequest:
+    """One prompt. `seed` fixes the draws of its n responses, whatever else is in the batch."""
+
+    token_ids: list[int]
+    seed: int | None = None
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One response."""
+
+    token_ids: list[int]
+    """As sampled, with the end token when the model produced one."""
+    logprobs: list[float]
+    """Of each token under the distribution it was drawn from: after temperature, top_k, top_p and min_p."""
+    text: str
+    finish_reason: str
+    """"stop" (end token or stop string) or "length"."""
+    weight_version: int
+
+    @property
+    def truncated(self) -> bool:
+        return self.finish_reason == "length"

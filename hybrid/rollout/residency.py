@@ -1,0 +1,41 @@
+"""Which parts of an engine are on the device, and which moves are legal."""
+
+from __future__ import annotations
+
+from hybrid.errors import MemoryScheduleError
+
+PARTS = ("weights", "kv_cache")
+MOVABLE = {"cpu": ("kv_cache",), "cuda": PARTS}
+"""On CPU vLLM packs weights into buffers of its kernels, which cannot be taken away and given back."""
+
+
+def check_leave(parts: list[str], resident: set[str], device: str) -> None:
+    """Raise `MemoryScheduleError` unless `parts` may leave. vLLM's deep sleep takes both parts, so weights never leave KV cache behind."""
+    _check_movable(parts, device, "leave")
+    absent = [p for p in parts if p not in resident]
+    if absent:
+        raise MemoryScheduleError(
+            f"rollout/{absent[0]} cannot leave: it is not on the device. Resident: {sorted(resident)}."
+        )
+    if "weights" in parts and "kv_cache" in resident - set(parts):
+        raise MemoryScheduleError(
+            "rollout/weights cannot leave alone: kv_cache is resident. Let both leave, or kv_cache first."
+        )
+
+
+def check_come(parts: list[str], resident: set[str], device: str) -> None:
+    """Raise `MemoryScheduleError` unless `parts` may come. vLLM would ignore a wake of parts of which one is awake."""
+    _check_movable(parts, device, "come")
+    there = [p for p in parts if p in resident]
+    if there:
+        raise MemoryScheduleError(
+            f"rollout/{there[0]} cannot come: it is on the device already. Resident: {sorted(resident)}."
+        )
+
+
+def _check_movable(parts: list[str], device: str, verb: str) -> None:
+    wrong = [p for p in parts if p not in MOVABLE[device]]
+    if wrong or not parts or len(set(parts)) != len(parts):
+        raise MemoryScheduleError(
+            f"rollout parts {parts} cannot {verb}: on {device} each of {list(MOVABLE[device])} may, once per call."
+        )

@@ -1,0 +1,95 @@
+"""Our options in vLLM's words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hybrid.rollout.requests import EngineOptions, SamplingOptions
+
+if TYPE_CHECKING:
+    from vllm import LLM, SamplingParams
+
+CUDA_UTILISATION = 0.05
+"""vLLM refuses to start unless this share of the GPU is free, even when the KV cache is given in bytes; it has no other use then."""
+BACKEND = {"cpu": "shm", "cuda": "ipc"}
+"""Weight transfer backend of each platform, on both sides."""
+
+
+def environment(options: EngineOptions) -> dict[str, str]:
+    """Variables that vLLM and its workers read while they are imported; set them before."""
+    env = {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # one process tree, easy to account for
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "VLLM_NO_USAGE_STATS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "OMP_NUM_THREADS": str(options.threads),
+    }
+    if options.device == "cpu":
+        return env | {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}  # binding gives an engine one core of several
+    if options.tensor_parallel_size > 1:
+        # Ray shows this process one GPU. Read when CUDA starts, and inherited by the workers, which then see no foreign GPU.
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(options.gpu_ids)
+    # Their workspaces lie outside the pool that sleep empties, and would stay on the GPU.
+    return env | {"VLLM_ALLREDUCE_USE_FLASHINFER": "0", "VLLM_ALLREDUCE_USE_SYMM_MEM": "0"}
+
+
+def build(options: EngineOptions) -> LLM:
+    """Start vLLM. Raises vLLM's ValueError when options do not fit the model or the machine."""
+    import torch
+    from vllm import LLM
+
+    on_cpu = options.device == "cpu"
+    if on_cpu:
+        torch.set_num_threads(options.threads)  # torch may have been imported before OMP_NUM_THREADS was set
+    platform = {"worker_cls": "hybrid.rollout.cpu_worker.SleepableCPUWorker"} if on_cpu else {"enable_sleep_mode": True}
+    return LLM(
+        model=options.model_path,
+        dtype=options.dtype,
+        trust_remote_code=options.trust_remote_code,
+        tensor_parallel_size=options.tensor_parallel_size,
+        distributed_executor_backend="uni"
+        if options.tensor_parallel_size == 1
+        else "mp",  # left open, a Ray actor gets `ray`
+        max_model_len=options.max_model_len,
+        max_num_seqs=options.max_num_seqs,
+        kv_cache_memory_bytes=options.kv_cache_bytes,
+        gpu_memory_utilization=CUDA_UTILISATION,
+        enforce_eager=options.enforce_eager,
+        seed=options.seed,
+        enable_prefix_caching=True,
+        disable_custom_all_reduce=True,  # its buffers survive sleep
+        logprobs_mode="processed_logprobs",
+        weight_transfer_config={"backend": BACKEND[options.device]},
+        worker_extension_cls="hybrid.rollout.worker_extension.WorkerExtension",
+        **platform,
+    )
+
+
+def sampling_params(options: SamplingOptions, seed: int | None) -> SamplingParams:
+    """`logprobs=0` returns the log-prob of the sampled token and of no other."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    return SamplingParams(
+        n=options.n,
+        temperature=options.temperature,
+        top_p=options.top_p,
+        top_k=options.top_k,
+        min_p=options.min_p,
+        max_tokens=options.max_new_tokens,
+        min_tokens=options.min_new_tokens,
+        stop=list(options.stop) or None,
+        seed=seed,
+        logprobs=0,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+
+
+def model_folder(path: str) -> Path:
+    """The folder with the model's files: `path`, or where the hub's cache keeps it (vLLM has downloaded it by then)."""
+    if Path(path).is_dir():
+        return Path(path)
+    from huggingface_hub import snapshot_download
+
+    return Path(snapshot_download(path, local_files_only=True))
