@@ -72,9 +72,9 @@ def _kib_fields(text: str) -> dict[str, int]:
     return {w[0].rstrip(":"): int(w[1]) * 1024 for w in words if len(w) == 3 and w[2] == "kB"}
 
 
-def measured_bytes(device: str) -> int:
+def measured_bytes(device: str | torch.device) -> int:
     """Bytes that this process holds on `device`: PSS on "cpu", reserved by torch's allocator on "cuda" (free cached blocks included)."""
-    return process_bytes().pss if device == "cpu" else torch.cuda.memory_reserved()
+    return process_bytes().pss if torch.device(device).type == "cpu" else torch.cuda.memory_reserved()
 
 
 def device_used_bytes(index: int = 0) -> int:
@@ -101,11 +101,11 @@ def device_bytes(device: str, index: int = 0) -> tuple[int, int]:
     return total - free, total
 
 
-def release_free_memory(device: str, collect: bool = True) -> None:
+def release_free_memory(device: str | torch.device, collect: bool = True) -> None:
     """Hand memory that nobody uses back to the system ("cpu") or the driver ("cuda"). `collect` first drops garbage cycles (0.1 s)."""
     if collect:
         gc.collect()
-    if device == "cuda":
+    if torch.device(device).type == "cuda":
         torch.cuda.synchronize()  # empty_cache cannot return what another stream still holds.
         torch.cuda.ipc_collect()
         torch.cuda.empty_cache()
@@ -122,10 +122,10 @@ class PeakSampler:
     CUDA: the peak of torch's allocator (`max_memory_reserved`), this process only.
     """
 
-    def __init__(self, device: str, children: bool = False):
-        self.device = device
+    def __init__(self, device: str | torch.device, children: bool = False):
+        self.device = torch.device(device).type
         self.children = children
-        self.exact = device == "cuda" or _reset_high_water(os.getpid())
+        self.exact = self.device == "cuda" or _reset_high_water(os.getpid())
         self._sampler = None if self.exact else _RssThread(children)
 
     def __enter__(self) -> PeakSampler:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterable
-from typing import NamedTuple
 
 import torch
 
 from hybrid.errors import MemoryScheduleError
+from hybrid.memory.tenants import NamedStorage
 
 SMALLEST_MOVED = {"cpu": 64 * 2**10, "cuda": 2**20}
 """Smaller storages stay. On CUDA they share 2 MiB segments, so freeing them gives nothing back."""
@@ -19,29 +19,17 @@ _MADV_DONTNEED, _MADV_HUGEPAGE = 4, 14
 _PAGE, _HUGE_PAGE = 4096, 2 * 2**20
 
 
-class NamedStorage(NamedTuple):
-    """A storage and the name a message should call it by, e.g. "optimizer.exp_avg.0"."""
+def movable_storages(part: str, named: Iterable[tuple[str, torch.UntypedStorage]], device: str) -> list[NamedStorage]:
+    """The storages of `part` worth moving off `device` ("cpu" or "cuda"), each once, in the order given.
 
-    name: str
-    storage: torch.UntypedStorage
-
-
-def movable_storages(part: str, named: Iterable[tuple[str, torch.UntypedStorage]]) -> list[NamedStorage]:
-    """The storages of `part` worth moving: each once, the small ones left out, in the order given.
-
-    Raises `MemoryScheduleError` naming storages that cannot be emptied (not resizable, shared between processes, on no real device)
-    or that are two objects over the same memory: freeing one would leave the other dangling.
+    Left out: the small ones, and those elsewhere (host state of a CUDA role, meta tensors). Raises `MemoryScheduleError` naming storages
+    that cannot be emptied (not resizable, shared between processes) or that are two objects over the same memory: freeing one would
+    leave the other dangling.
     """
     found: dict[int, NamedStorage] = {}
     owner_of_address: dict[int, NamedStorage] = {}
     for name, storage in named:
-        if storage._cdata in found:
-            continue
-        if storage.device.type not in SMALLEST_MOVED:
-            raise MemoryScheduleError(
-                f"{part}: storage {name} is on device {storage.device}, which holds no bytes: leave it out."
-            )
-        if storage.nbytes() < SMALLEST_MOVED[storage.device.type]:
+        if storage.device.type != device or storage._cdata in found or storage.nbytes() < SMALLEST_MOVED[device]:
             continue
         entry = NamedStorage(name, storage)
         _refuse_unmovable(part, entry)

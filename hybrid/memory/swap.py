@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
 from hybrid.errors import MemoryScheduleError
 from hybrid.memory.probe import measured_bytes, release_free_memory
-from hybrid.memory.storages import NamedStorage, allocate, free, movable_storages
-from hybrid.memory.tenants import Moved, RankMoved
+from hybrid.memory.storages import allocate, as_tensor, free, movable_storages
+from hybrid.memory.tenants import Moved, NamedStorage, RankMoved
 from hybrid.memory.tiers import Tier, total_bytes
 
 
 @dataclass(frozen=True)
 class Part:
-    """What a part consists of when it leaves. `keep_bytes=False`: no state, comes back uninitialised. `read_only`: never written to."""
+    """What a part consists of when it leaves. `keep_bytes=False`: no state, comes back as zeros. `read_only`: never written to."""
 
     storages: Sequence[tuple[str, torch.UntypedStorage]]
     keep_bytes: bool = True
@@ -36,13 +36,14 @@ class _Away:
     read_only: bool
 
 
-@dataclass
 class StorageSwap:
-    """Moves the parts of one process out to `tier` and back. Not thread-safe."""
+    """Moves the parts of one process off `device` to `tier` and back. Not thread-safe."""
 
-    tier: Tier
-    _away: dict[str, _Away] = field(default_factory=dict)
-    _written: dict[str, list[NamedStorage]] = field(default_factory=dict)
+    def __init__(self, tier: Tier, device: str | torch.device = "cpu"):
+        self.tier = tier
+        self.device = torch.device(device).type
+        self._away: dict[str, _Away] = {}
+        self._written: dict[str, list[NamedStorage]] = {}
 
     @property
     def away(self) -> set[str]:
@@ -58,21 +59,22 @@ class StorageSwap:
     ) -> Moved:
         """Copy the storages of `part` to the tier and empty them.
 
-        Storages under 64 KiB (1 MiB on CUDA) stay and are not counted. `keep_bytes=False` copies nothing: for buffers without state,
-        whose contents are undefined when they come. A `read_only` part is written the first time and leaves for free afterwards.
+        Storages under 64 KiB (1 MiB on CUDA) or on another device stay and are not counted. `keep_bytes=False` copies nothing: for
+        buffers without state, which come back as zeros, as gradients are between steps. A `read_only` part is written the first time
+        and leaves for free afterwards. Memory is back with the system after `release_free_memory`, to be called once at the end.
+
         Raises `MemoryScheduleError` when the part is away already, when a storage cannot move or has left with another part, when a
-        read-only part has other storages than the first time, or when the tier has no room; nothing has been freed then. Memory is
-        back with the system after `release_free_memory`, to be called once when the last part has left.
+        read-only part has other storages than the first time, or when the tier has no room; nothing has been freed then.
         """
         if part in self._away:
             raise MemoryScheduleError(f"{part} has left already: it must come before it can leave again.")
         named = list(storages)
         self._refuse_taken(part, named)
-        entries = movable_storages(part, named)
+        entries = movable_storages(part, named, self.device)
         must_write = keep_bytes and not (read_only and self._is_written(part, entries))
         start = time.perf_counter()
-        for device in {entry.storage.device for entry in entries if entry.storage.is_cuda}:
-            torch.cuda.synchronize(device)  # Freeing waits for nothing, and DeepSpeed has streams of its own.
+        if self.device == "cuda":
+            torch.cuda.synchronize()  # Freeing waits for nothing, and DeepSpeed has streams of its own.
         sizes = [entry.storage.nbytes() for entry in entries]
         if must_write:
             self.tier.write(part, entries)
@@ -93,6 +95,9 @@ class StorageSwap:
             allocate(entry.storage, size)
         if away.keep_bytes:
             self.tier.read(part, away.storages)
+        else:
+            for entry in away.storages:
+                as_tensor(entry.storage).zero_()
         if not away.read_only:
             self.tier.release(part)
         del self._away[part]
@@ -119,28 +124,28 @@ class StorageSwap:
                 )
 
 
-def leave_parts(swap: StorageSwap, parts: Mapping[str, Part], rank: int, node: str, device: str) -> list[RankMoved]:
-    """Let `parts` of this process leave one after another, measuring it (bytes on `device`, "cpu" or "cuda") around each.
+def leave_parts(swap: StorageSwap, parts: Mapping[str, Part], rank: int, node: str) -> list[RankMoved]:
+    """Let `parts` of this process leave one after another, measuring it around each (`probe.measured_bytes`).
 
     Garbage is collected first, so that what falls is the part itself. Raises as `StorageSwap.leave`.
     """
-    release_free_memory(device)
-    rows, before = [], measured_bytes(device)
+    release_free_memory(swap.device)
+    rows, before = [], measured_bytes(swap.device)
     for name, part in parts.items():
         moved = swap.leave(name, part.storages, part.keep_bytes, part.read_only)
-        release_free_memory(device, collect=False)
-        after = measured_bytes(device)
+        release_free_memory(swap.device, collect=False)
+        after = measured_bytes(swap.device)
         rows.append(_row(moved, rank, node, before, after))
         before = after
     return rows
 
 
-def come_parts(swap: StorageSwap, names: Sequence[str], rank: int, node: str, device: str) -> list[RankMoved]:
+def come_parts(swap: StorageSwap, names: Sequence[str], rank: int, node: str) -> list[RankMoved]:
     """Let the parts `names` of this process come one after another, measured as in `leave_parts`. Raises as `StorageSwap.come`."""
-    rows, before = [], measured_bytes(device)
+    rows, before = [], measured_bytes(swap.device)
     for name in names:
         moved = swap.come(name)
-        after = measured_bytes(device)
+        after = measured_bytes(swap.device)
         rows.append(_row(moved, rank, node, before, after))
         before = after
     return rows

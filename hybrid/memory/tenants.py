@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    import torch
 
 Key = tuple[str, str]
 """(role, part), e.g. ("actor", "optimizer")."""
@@ -68,6 +71,13 @@ class Tenant:
     @property
     def key(self) -> Key:
         return (self.role, self.part)
+
+
+class NamedStorage(NamedTuple):
+    """A storage and the name a message should call it by, e.g. "optimizer.exp_avg.0"."""
+
+    name: str
+    storage: torch.UntypedStorage
 
 
 @dataclass(frozen=True)

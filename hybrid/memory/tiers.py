@@ -17,7 +17,8 @@ from typing import Protocol
 import torch
 
 from hybrid.errors import MemoryScheduleError
-from hybrid.memory.storages import NamedStorage, as_tensor, host_bytes
+from hybrid.memory.storages import as_tensor, host_bytes
+from hybrid.memory.tenants import NamedStorage
 
 _CHUNK = 8 * 2**20
 """Bytes per system call: large enough to be sequential for the disk, small enough to stay in the cache of the processor."""
@@ -35,6 +36,11 @@ class Tier(Protocol):
     def read(self, part: str, storages: Sequence[NamedStorage]) -> None: ...
 
     def release(self, part: str) -> None: ...
+
+
+def make_tier(kind: str, folder: str | Path) -> Tier:
+    """The tier of a process: "file" in `folder`, which is this process's, or "pinned". Raises `MemoryScheduleError` as their classes."""
+    return FileTier(folder) if kind == "file" else PinnedTier()
 
 
 def total_bytes(storages: Sequence[NamedStorage]) -> int:

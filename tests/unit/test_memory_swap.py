@@ -74,6 +74,10 @@ def test_an_optimizer_step_after_coming_back_equals_one_without_leaving(swap):
     assert torch.equal(train(leaves=False), train(leaves=True))
 
 
+def test_storages_elsewhere_stay(swap):
+    assert swap.leave("weights", storages(ghost=torch.zeros(100_000, device="meta"))).counted_bytes == 0
+
+
 def test_small_storages_stay_and_shared_ones_move_once(swap):
     small, big = torch.arange(100), torch.arange(100_000)
     moved = swap.leave("weights", storages(small=small, big=big, again=big.view(10, -1)))
@@ -104,9 +108,7 @@ def test_buffers_without_state_are_freed_and_not_copied(swap):
     moved = swap.leave("gradients", storages(bucket=buffer), keep_bytes=False)
     assert (moved.counted_bytes, moved.copied_bytes) == (4 * MIB, 0)
     assert swap.come("gradients").copied_bytes == 0
-    assert buffer.shape == (MIB,)
-    buffer.fill_(1)
-    assert buffer.sum() == MIB
+    assert torch.equal(buffer, torch.zeros(MIB))
 
 
 def test_read_only_parts_are_written_once(swap):
@@ -150,8 +152,6 @@ def test_what_cannot_leave_is_named(swap):
     shared = torch.zeros(100_000).share_memory_()
     with pytest.raises(MemoryScheduleError, match=r"emb .*(shared between processes|not resizable)"):
         swap.leave("weights", storages(emb=shared))
-    with pytest.raises(MemoryScheduleError, match="ghost is on device meta"):
-        swap.leave("weights", storages(ghost=torch.zeros(100_000, device="meta")))
     assert swap.away == set()
 
 
@@ -207,8 +207,8 @@ def test_swap_files_leave_no_trace(swap, folder):
 def test_rows_of_a_rank_carry_measured_bytes_around_each_part(swap):
     weights, buffer = torch.randn(16 * MIB), torch.randn(16 * MIB)
     parts = {"weights": Part(storages(w=weights)), "gradients": Part(storages(b=buffer), keep_bytes=False)}
-    left = leave_parts(swap, parts, rank=1, node="here", device="cpu")
-    came = come_parts(swap, ["weights"], rank=1, node="here", device="cpu")
+    left = leave_parts(swap, parts, rank=1, node="here")
+    came = come_parts(swap, ["weights"], rank=1, node="here")
     assert [(r.part, r.rank, r.node, r.counted_bytes, r.copied_bytes) for r in left] == [
         ("weights", 1, "here", 64 * MIB, 64 * MIB),
         ("gradients", 1, "here", 64 * MIB, 0),

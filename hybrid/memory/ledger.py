@@ -1,0 +1,107 @@
+"""The run's record of memory: one JSON object per line of `memory.jsonl`, written as it happens, so that a crashed run can be read.
+
+Every row has `time` (seconds since the epoch), `step` (0 before the first), `phase` and `kind`. By kind:
+
+- `tenant`: a tenant became known. role, part, movable, counted_bytes (largest rank; null when its owner cannot tell without moving it).
+- `leave`, `come`: one part of one rank moved, on the way into `phase`. role, part, rank, node, counted_bytes, copied_bytes, seconds
+  (of the move itself), before_bytes, after_bytes (the process, measured: PSS on CPU, torch's reserved bytes on CUDA).
+- `transition`: `phase` was entered from `previous`. leave_seconds, come_seconds: wall time of all ranks' leaving and coming, with checks.
+- `phase`: `phase` ended. seconds (without the transition), peaks: list of {role, rank, peak_bytes}, the highest memory of each process
+  since the last such row.
+- `failed`: the phase or the way into it raised. error: first line of the message.
+
+Bytes of moves are counted in storages, bytes of processes measured by the system; what lies between them is unattributed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from hybrid.memory.tenants import RankMoved, RankPeak, Tenant
+
+
+class Ledger:
+    """Appends rows to `path` and adds up what the step's metrics need. The trainer sets `step`."""
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        self.step = 0
+        self._counted: dict[str, int] = {}
+        self._peaks: dict[str, int] = {}
+        self._seconds: dict[str, float] = {}
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        torn = self.path.exists() and self.path.read_bytes()[-1:] not in (b"", b"\n")
+        self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        if torn:  # A crash cut the last line: do not glue ours to it.
+            os.write(self._file, b"\n")
+
+    def tenant(self, tenant: Tenant) -> None:
+        """Record that `tenant` exists."""
+        if tenant.counted_bytes is not None:
+            self._counted[f"{tenant.role}.{tenant.part}"] = tenant.counted_bytes
+        self._write("tenant", "init", **asdict(tenant))
+
+    def moves(self, kind: str, phase: str, role: str, rows: Sequence[RankMoved]) -> None:
+        """Record what left (`kind="leave"`) or came (`"come"`) of `role` on the way into `phase`."""
+        largest: dict[str, int] = {}
+        for row in rows:
+            self._write(kind, phase, role=role, **asdict(row))
+            largest[row.part] = max(largest.get(row.part, 0), row.counted_bytes)
+        self._counted |= {f"{role}.{part}": size for part, size in largest.items()}
+
+    def transition(self, previous: str, phase: str, leave_seconds: float, come_seconds: float) -> None:
+        """Record that `phase` was entered."""
+        self._add_seconds("transitions", leave_seconds + come_seconds)
+        self._write("transition", phase, previous=previous, leave_seconds=leave_seconds, come_seconds=come_seconds)
+
+    def phase(self, phase: str, seconds: float, peaks: Sequence[RankPeak]) -> None:
+        """Record that `phase` ended."""
+        self._add_seconds(phase, seconds)
+        for peak in peaks:
+            self._peaks[peak.role] = max(self._peaks.get(peak.role, 0), peak.peak_bytes)
+        self._write("phase", phase, seconds=seconds, peaks=[asdict(peak) for peak in peaks])
+
+    def failed(self, phase: str, error: BaseException) -> None:
+        """Record that `phase`, or the way into it, raised."""
+        self._write("failed", phase, error=f"{type(error).__name__}: {error}".split("\n", 1)[0])
+
+    def take_step_totals(self) -> dict[str, float]:
+        """Totals since the last call, under the names of metrics.jsonl.
+
+        `time/transitions` and `time/<phase>` in seconds; `memory/peak/<role>` in bytes, of the process that held most;
+        `memory/counted/<role>.<part>` in bytes of the largest rank, the last known size of every tenant.
+        """
+        totals: dict[str, float] = {"time/transitions": 0.0}
+        totals |= {f"time/{name}": seconds for name, seconds in self._seconds.items()}
+        totals |= {f"memory/counted/{tenant}": size for tenant, size in self._counted.items()}
+        totals |= {f"memory/peak/{role}": size for role, size in self._peaks.items()}
+        self._seconds, self._peaks = {}, {}
+        return totals
+
+    def close(self) -> None:
+        """Close the file; rows are on their way to disk already."""
+        os.close(self._file)
+
+    def _add_seconds(self, name: str, seconds: float) -> None:
+        self._seconds[name] = self._seconds.get(name, 0.0) + seconds
+
+    def _write(self, kind: str, phase: str, **fields: Any) -> None:
+        row = {"time": time.time(), "step": self.step, "phase": phase, "kind": kind, **fields}
+        os.write(self._file, json.dumps(row).encode() + b"\n")
+
+
+def read_ledger(path: str | Path) -> list[dict[str, Any]]:
+    """Rows of a finished, running or crashed run, oldest first; lines that a crash cut are left out."""
+    rows = []
+    for line in Path(path).read_text(errors="replace").splitlines():
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+    return rows
