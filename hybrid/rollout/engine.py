@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hybrid.errors import RolloutError
-from hybrid.memory.probe import process_bytes
+from hybrid.memory.probe import PeakSampler, process_bytes
 from hybrid.rollout import vllm_setup
 from hybrid.rollout.checkpoint_names import check_bucket, check_complete, checkpoint_shapes
 from hybrid.rollout.requests import Completion, EngineOptions, GenerateRequest, SamplingOptions
@@ -48,6 +48,7 @@ class Engine:
         self.resident = set(PARTS)
         self.weight_version = 0
         self._whole = True
+        self._peak = PeakSampler("cpu", children=True)
         return self.stats()
 
     def generate(
@@ -230,6 +231,12 @@ class Engine:
             "counted_bytes": self._counted_bytes(),
             "measured_bytes": self._measured_bytes(),
         }
+
+    def take_peak(self) -> int:
+        """Highest memory of the engine's processes since this was last asked. On CUDA what is in use now: vLLM holds all it needs
+        from the start.
+        """
+        return self._peak.take() if self.options.device == "cpu" else self._measured_bytes()
 
     def stop(self) -> None:
         """End vLLM and its worker processes."""

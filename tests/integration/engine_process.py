@@ -1,0 +1,56 @@
+"""An `Engine` in a process of its own, without Ray: vLLM allows one engine a process, and tests want several."""
+
+from __future__ import annotations
+
+import multiprocessing
+from typing import Any
+
+from hybrid.rollout.engine import Engine
+from hybrid.rollout.requests import EngineOptions
+
+ANSWER_WITHIN_S = 120
+
+
+class EngineProcess:
+    """Has the methods of `Engine`; each runs over there and returns, or raises, what it did. A context manager that ends the process."""
+
+    def __init__(self, options: EngineOptions):
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, options))
+        self._process.start()
+
+    def __getattr__(self, method: str) -> Any:
+        def call(*args, **kwargs):
+            self._pipe.send((method, args, kwargs))
+            assert self._pipe.poll(ANSWER_WITHIN_S), f"no answer to {method} within {ANSWER_WITHIN_S} s"
+            error, value = self._pipe.recv()
+            if error is not None:
+                raise error
+            return value
+
+        return call
+
+    def __enter__(self) -> EngineProcess:
+        self.start()
+        return self
+
+    def __exit__(self, *_error) -> None:
+        try:
+            if _error == (None, None, None):
+                self.stop()
+            self._pipe.send(None)
+            self._process.join(20)
+        finally:
+            self._process.kill()
+
+
+def _serve(pipe, options: EngineOptions) -> None:
+    engine = Engine(options)
+    while (call := pipe.recv()) is not None:
+        method, args, kwargs = call
+        try:
+            pipe.send((None, getattr(engine, method)(*args, **kwargs)))
+        except Exception as error:
+            error.__cause__ = None
+            pipe.send((error, None))
