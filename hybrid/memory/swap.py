@@ -72,6 +72,8 @@ class StorageSwap:
         self._refuse_taken(part, named)
         entries = movable_storages(part, named, self.device)
         must_write = keep_bytes and not (read_only and self._is_written(part, entries))
+        if keep_bytes and not must_write:
+            entries = self._written[part]  # In the order in which their bytes lie in the tier.
         start = time.perf_counter()
         if self.device == "cuda":
             torch.cuda.synchronize()  # Freeing waits for nothing, and DeepSpeed has streams of its own.

@@ -185,6 +185,7 @@ class PinnedTier:
         if not torch.cuda.is_available():
             raise MemoryScheduleError("memory.tier=pinned needs a CUDA device and there is none: set memory.tier=file.")
         self.slab_bytes = slab_bytes
+        self.pinned_bytes = 0
         self._free: list[torch.Tensor] = []
         self._held: dict[str, list[torch.Tensor]] = {}
         self._side = torch.cuda.Stream()
@@ -222,9 +223,11 @@ class PinnedTier:
 
     def _pin(self, part: str, nbytes: int) -> torch.Tensor:
         try:
-            return torch.empty(self.slab_bytes, dtype=torch.uint8, pin_memory=True)
+            slab = torch.empty(self.slab_bytes, dtype=torch.uint8, pin_memory=True)
         except RuntimeError as error:
             raise MemoryScheduleError(
                 f"{part} needs {nbytes} bytes of pinned host memory and a slab of {self.slab_bytes} could not be pinned ({error}). "
                 "Raise the memlock limit (docker: --ulimit memlock=-1), free host memory, or set memory.tier=file."
             ) from error
+        self.pinned_bytes += self.slab_bytes
+        return slab

@@ -1,5 +1,8 @@
 """The scheduler moves only what must move, everyone out before anyone in, and says what went wrong."""
 
+import subprocess
+import sys
+
 import pytest
 
 from hybrid.errors import DeadlineExceeded, MemoryScheduleError, WorkerDied
@@ -255,3 +258,10 @@ def test_phases_and_moves_are_in_the_ledger(make, roles, tmp_path):
     totals = scheduler.ledger.take_step_totals()
     assert totals["memory/peak/actor"] == 7 * GIB and totals["memory/counted/actor.optimizer"] == GIB
     assert totals["time/train_actor"] >= 0 and totals["time/transitions"] > 0
+
+
+def test_deciding_needs_neither_ray_nor_torch():
+    code = (
+        "import sys, hybrid.memory.scheduler; sys.exit(bool({'ray', 'torch', 'vllm', 'deepspeed'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -111,17 +111,17 @@ def test_buffers_without_state_are_freed_and_not_copied(swap):
     assert torch.equal(buffer, torch.zeros(MIB))
 
 
-def test_read_only_parts_are_written_once(swap):
-    weights = torch.randn(MIB)
-    kept = weights.clone()
-    first = swap.leave("weights", storages(w=weights), read_only=True)
+def test_read_only_parts_are_written_once_in_whatever_order_they_are_listed(swap):
+    weights, bias = torch.randn(MIB), torch.randn(MIB // 4)
+    kept = weights.clone(), bias.clone()
+    first = swap.leave("weights", storages(w=weights, b=bias), read_only=True)
     swap.come("weights")
-    second = swap.leave("weights", storages(w=weights), read_only=True)
+    second = swap.leave("weights", storages(b=bias, w=weights), read_only=True)
     swap.come("weights")
-    assert (first.copied_bytes, second.copied_bytes, second.counted_bytes) == (4 * MIB, 0, 4 * MIB)
-    assert torch.equal(weights, kept)
+    assert (first.copied_bytes, second.copied_bytes, second.counted_bytes) == (5 * MIB, 0, 5 * MIB)
+    assert torch.equal(weights, kept[0]) and torch.equal(bias, kept[1])
     with pytest.raises(MemoryScheduleError, match=r"weights is read-only but has other storages .*other"):
-        swap.leave("weights", storages(w=weights, other=torch.zeros(MIB)), read_only=True)
+        swap.leave("weights", storages(w=weights, b=bias, other=torch.zeros(MIB)), read_only=True)
 
 
 def test_parts_may_change_size_between_steps_and_are_let_go_when_they_come(swap):
