@@ -112,7 +112,11 @@ def _as_process(cls: type):
 
         def where(self) -> dict[str, Any]:
             context = ray.get_runtime_context()
-            return {"pid": os.getpid(), "node_id": context.get_node_id(), "gpu_ids": context.get_accelerator_ids()["GPU"]}
+            return {
+                "pid": os.getpid(),
+                "node_id": context.get_node_id(),
+                "gpu_ids": context.get_accelerator_ids()["GPU"],
+            }
 
         def ping(self) -> None:
             """Answers when the process is alive and idle."""

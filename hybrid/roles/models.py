@@ -1,0 +1,115 @@
+"""What the roles run: a policy that gives log-probs, a critic that gives values, both on packed batches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
+
+from hybrid.algorithms.logprobs import chunked_logprobs
+from hybrid.errors import ConfigError
+from hybrid.roles import attention
+from hybrid.roles.packing import PackedBatch
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """How a role's model is loaded."""
+
+    path: str
+    dtype: torch.dtype
+    attention: str
+    """sdpa (packed, prompts shared) or flash_attention_2 (packed, one response per segment)."""
+    gradient_checkpointing: bool = False
+    trust_remote_code: bool = False
+    seed: int = 0
+    """Makes new heads equal on every rank."""
+
+    @property
+    def share_prompts(self) -> bool:
+        return self.attention == "sdpa"
+
+
+class PolicyModel(nn.Module):
+    """A causal language model as a function from packed tokens to log-probs of the response tokens."""
+
+    def __init__(self, hf: nn.Module):
+        super().__init__()
+        self.hf = hf
+
+    def forward(
+        self, batch: PackedBatch, temperature: float, with_entropy: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """float32 log-probs R of `batch.targets_R` at `temperature`, and entropies R when asked for."""
+        hidden_RH = _hidden(self.hf.base_model, batch)[batch.predict_R]
+        head = self.hf.get_output_embeddings()
+        return chunked_logprobs(hidden_RH, head, batch.targets_R, temperature, with_entropy=with_entropy)
+
+
+class ValueModel(nn.Module):
+    """A causal language model's trunk with a scalar head: the value of the state before each response token."""
+
+    def __init__(self, trunk: nn.Module, head: nn.Linear):
+        super().__init__()
+        self.trunk = trunk
+        self.head = head
+
+    def forward(self, batch: PackedBatch) -> torch.Tensor:
+        """float32 values R."""
+        hidden_RH = _hidden(self.trunk, batch)[batch.predict_R]
+        return self.head(hidden_RH).squeeze(-1).float()
+
+
+def _hidden(trunk: nn.Module, batch: PackedBatch) -> torch.Tensor:
+    """N x H last hidden states."""
+    if trunk.config._attn_implementation == attention.NAME:
+        layout = {"packed_segments": batch.segments}
+    else:
+        layout = batch.varlen_kwargs()
+    ids, positions = batch.input_ids_N[None], batch.position_ids_N[None]
+    return trunk(input_ids=ids, position_ids=positions, use_cache=False, **layout).last_hidden_state[0]
+
+
+def load_policy(options: ModelOptions) -> PolicyModel:
+    """The causal language model at `options.path`. Raises `ConfigError` when the folder does not hold one."""
+    hf = _load(AutoModelForCausalLM, options)
+    for name in ("final_logit_softcapping", "logit_scale", "logits_scaling"):
+        if getattr(hf.config, name, None) not in (None, 1, 1.0):
+            raise ConfigError(f"model.path={options.path}: models that scale their logits ({name}) are not supported.")
+    return PolicyModel(hf)
+
+
+def load_critic(options: ModelOptions) -> ValueModel:
+    """The trunk of the model at `options.path` with a new value head: zero bias, small weights equal on every rank."""
+    trunk = _load(AutoModel, options)
+    head = nn.Linear(trunk.config.get_text_config().hidden_size, 1, dtype=options.dtype)
+    generator = torch.Generator().manual_seed(options.seed)
+    with torch.no_grad():
+        head.weight.copy_(torch.randn(head.weight.shape, generator=generator) * 0.01)
+        head.bias.zero_()
+    return ValueModel(trunk, head)
+
+
+def load_reward_model(path: str, dtype: torch.dtype, trust_remote_code: bool) -> nn.Module:
+    """A transformers sequence-classification model with one label. Raises `ConfigError` when it has more."""
+    model = AutoModelForSequenceClassification.from_pretrained(path, dtype=dtype, trust_remote_code=trust_remote_code)
+    if model.config.num_labels != 1:
+        raise ConfigError(f"reward.model={path} has {model.config.num_labels} labels; a reward model has one.")
+    return model.eval()
+
+
+def _load(auto: type, options: ModelOptions) -> nn.Module:
+    config = AutoConfig.from_pretrained(options.path, trust_remote_code=options.trust_remote_code)
+    implementation = attention.NAME if options.attention == "sdpa" else options.attention
+    model = auto.from_pretrained(
+        options.path,
+        config=config,
+        dtype=options.dtype,
+        attn_implementation=implementation,
+        trust_remote_code=options.trust_remote_code,
+    )
+    if options.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return model

@@ -1,0 +1,69 @@
+"""What the controller tells the trained roles and what they answer: plain data, importable without DeepSpeed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from hybrid.errors import TrainingStopped
+from hybrid.roles.packing import Row
+
+
+@dataclass(frozen=True)
+class PolicyRow:
+    """One sample as the actor trains on it. Tensors hold one float per response token."""
+
+    row: Row
+    advantages: torch.Tensor
+    rollout_logprobs: torch.Tensor
+    old_logprobs: torch.Tensor | None = None
+    """None when the training forward's own log-probs serve: one optimizer step per rollout."""
+    ref_logprobs: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class PolicyObjective:
+    """The loss of an optimizer step; `normalizer` counts over the whole step (tokens, rows, or rows * max_tokens)."""
+
+    kind: str
+    reduction: str
+    clip_low: float
+    clip_high: float
+    dual_clip: float | None
+    kl_coef: float
+    kl_kind: str
+    temperature: float
+    max_tokens: int
+    normalizer: float
+    sampler_bound: float | None
+    """Largest mean |trainer - sampler| log-prob difference; beyond it the step is not taken and the run stops."""
+
+
+@dataclass
+class UpdateResult:
+    """What one optimizer step reports. `counted` is this rank's bytes by part just before the update; the rest is equal on all ranks."""
+
+    applied: bool
+    metrics: dict[str, float | None]
+    counted: dict[str, int]
+
+
+@dataclass(frozen=True)
+class ValueRow:
+    """One sample as the critic trains on it. Tensors hold one float per response token."""
+
+    row: Row
+    returns: torch.Tensor
+    old_values: torch.Tensor
+
+
+def check_sampler(mean: float | None, largest: float | None, bound: float | None) -> None:
+    """Raise `TrainingStopped` when trainer and sampler give the same tokens too different log-probs (mean absolute difference)."""
+    if mean is None or bound is None or mean <= bound:
+        return
+    raise TrainingStopped(
+        f"Trainer and sampler disagree: mean |log-prob difference| {mean:.3f} (largest {largest:.2f}) exceeds "
+        f"algorithm.sampler_kl_bound={bound}. With bf16 a healthy mean is below 0.05. Usual causes: weights that did not arrive in the "
+        "engine, another temperature or chat template, a model whose kernels differ. The step was not taken."
+    )

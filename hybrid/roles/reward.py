@@ -1,0 +1,62 @@
+"""The reward model: one score per prompt and response."""
+
+from __future__ import annotations
+
+import torch
+from transformers import AutoTokenizer
+
+from hybrid.roles.models import load_reward_model
+from hybrid.roles.worker import ModelWorker
+from hybrid.roles.zero import FrozenModel, load_partitioned
+
+
+class RewardWorker(ModelWorker):
+    """A sequence-classification model with one label, run on padded rows: it may be any architecture, encoders included."""
+
+    read_only = True
+
+    def load(
+        self, path: str, dtype: torch.dtype, actor_path: str, token_budget: int, trust_remote_code: bool
+    ) -> dict[str, int]:
+        """Load and return the bytes of each part. Text is re-encoded when the tokenizers of actor and reward model differ."""
+        model = load_partitioned(0, dtype, lambda: load_reward_model(path, dtype, trust_remote_code))
+        self.tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
+        self.actor_tokenizer = AutoTokenizer.from_pretrained(actor_path, trust_remote_code=trust_remote_code)
+        self.same_tokens = self.tokenizer.get_vocab() == self.actor_tokenizer.get_vocab()
+        if self.tokenizer.pad_token_id is None:
+            self.tokenizer.pad_token = self.tokenizer.eos_token
+        # Sequence classifiers find a row's last token by the pad id, which therefore must not be None.
+        model.config.pad_token_id = self.tokenizer.pad_token_id
+        self.token_budget = token_budget
+        self.model = FrozenModel(model.to(self.device), 0, dtype)
+        return self.count()
+
+    def score(self, sequences: list[list[int]]) -> list[float]:
+        """Scores of `sequences` (prompt and response in the actor's tokens)."""
+        rows = sequences if self.same_tokens else self._reencode(sequences)
+        scores = [0.0] * len(rows)
+        for indices in self._by_length(rows):
+            width = max(len(rows[i]) for i in indices)
+            ids = torch.full((len(indices), width), self.tokenizer.pad_token_id)
+            mask = torch.zeros_like(ids)
+            for line, i in enumerate(indices):
+                ids[line, : len(rows[i])] = torch.tensor(rows[i])
+                mask[line, : len(rows[i])] = 1
+            logits = self.model.forward(input_ids=ids.to(self.device), attention_mask=mask.to(self.device)).logits
+            for i, value in zip(indices, logits[:, 0].float().tolist(), strict=True):
+                scores[i] = value
+        return scores
+
+    def _reencode(self, sequences: list[list[int]]) -> list[list[int]]:
+        texts = self.actor_tokenizer.batch_decode(sequences, skip_special_tokens=False)
+        return [self.tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+
+    def _by_length(self, rows: list[list[int]]) -> list[list[int]]:
+        """Row indices in batches of similar length whose padded size keeps to the token budget."""
+        batches: list[list[int]] = []
+        for index in sorted(range(len(rows)), key=lambda i: len(rows[i])):
+            if batches and (len(batches[-1]) + 1) * len(rows[index]) <= self.token_budget:
+                batches[-1].append(index)
+            else:
+                batches.append([index])
+        return batches

@@ -1,0 +1,104 @@
+"""One Ray actor = one rank of one role. Layers: `DistributedWorker` (rendezvous), `ModelWorker` (a model that comes and goes)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from hybrid.memory.probe import PeakSampler, measured_bytes
+from hybrid.memory.swap import Part, StorageSwap, come_parts, leave_parts
+from hybrid.memory.tenants import RankMoved, RankPeak
+from hybrid.memory.tiers import FileTier, PinnedTier
+from hybrid.roles.packing import PackedBatch, Row, pack
+from hybrid.roles.zero import FrozenModel, TrainedModel, quiet
+
+
+class DistributedWorker:
+    """A rank of a process group that holds exactly the ranks of its role."""
+
+    def __init__(self, role: str, rank: int, world_size: int, node: str, device: str, threads: int, timeout_s: float):
+        self.role, self.rank, self.world_size, self.node = role, rank, world_size, node
+        self.device = torch.device("cuda", 0) if device == "cuda" else torch.device("cpu")
+        self.timeout = timedelta(seconds=timeout_s)
+        self.store: dist.TCPStore | None = None
+        torch.set_num_threads(threads)
+        quiet()
+        # DeepSpeed asks MPI for these where they are not set; Ray shows a rank one GPU, whose local index is 0.
+        os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK="0", LOCAL_SIZE="1")
+        if device == "cpu":
+            os.environ["DS_ACCELERATOR"] = "cpu"
+
+    def host_store(self) -> int:
+        """Open this role's rendezvous on rank 0 and return its port; the port is held from the start, never guessed."""
+        self.store = dist.TCPStore(
+            "0.0.0.0", 0, self.world_size, is_master=True, wait_for_workers=False, timeout=self.timeout
+        )
+        return self.store.port
+
+    def join(self, host: str, port: int) -> None:
+        """Form the role's process group: gloo, and nccl for CUDA tensors."""
+        os.environ.update(MASTER_ADDR=host, MASTER_PORT=str(port))
+        store = self.store or dist.TCPStore(host, port, self.world_size, is_master=False, timeout=self.timeout)
+        backend = "gloo" if self.device.type == "cpu" else "cpu:gloo,cuda:nccl"
+        dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.world_size, timeout=self.timeout)
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+
+
+class ModelWorker(DistributedWorker):
+    """A rank whose model can leave the device and come back. Subclasses set `self.model` in `load`."""
+
+    read_only = False
+    """True where nothing trains: the first copy outside the device stays valid."""
+
+    def __init__(self, *args, tier: str, swap_dir: str, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.model: TrainedModel | FrozenModel | None = None
+        folder = Path(swap_dir) / f"{self.role}-{self.rank}"
+        self.swap = StorageSwap(FileTier(folder) if tier == "file" else PinnedTier(), self.device.type)
+        self.peak = PeakSampler(self.device.type)
+        self.share_prompts = True
+
+    def leave(self, parts: list[str]) -> list[RankMoved]:
+        """Move `parts` off the device; communication buffers and gradients hold no state and are freed without a copy."""
+        self.model.drop_caches()
+        storages = self.model.storages()
+        leaving = {
+            part: Part(storages[part], keep_bytes=part != "gradients", read_only=self.read_only) for part in parts
+        }
+        return leave_parts(self.swap, leaving, self.rank, self.node)
+
+    def come(self, parts: list[str]) -> list[RankMoved]:
+        """Bring `parts` back to where they were, bit for bit."""
+        return come_parts(self.swap, parts, self.rank, self.node)
+
+    def count(self) -> dict[str, int]:
+        """Bytes of each part, counted by storages; 0 for what is away."""
+        return {part: sum(s.storage.nbytes() for s in found) for part, found in self.model.storages().items()}
+
+    def take_peak(self) -> RankPeak:
+        """The highest memory of this process since the last call."""
+        return RankPeak(self.role, self.rank, self.peak.take())
+
+    def measure(self) -> int:
+        """Bytes that this process holds now."""
+        return measured_bytes(self.device.type)
+
+    def pack(self, rows: list[Row]) -> PackedBatch:
+        """A micro-batch on this rank's device; an empty one becomes two tokens whose results are dropped."""
+        return pack(rows or [Row(0, [0], [0])], self.share_prompts).to(self.device)
+
+    def forward_rows(
+        self, micros: list[list[Row]], run: Callable[[PackedBatch], torch.Tensor]
+    ) -> list[list[torch.Tensor]]:
+        """`run` (R floats of a packed batch) over micro-batches: a CPU tensor of T_b floats per row, laid out as `micros`."""
+        out = []
+        for rows in micros:
+            batch = self.pack(rows)
+            out.append(list(run(batch).cpu().split(batch.row_lengths))[: len(rows)])
+        return out

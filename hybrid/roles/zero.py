@@ -1,0 +1,291 @@
+"""DeepSpeed behind one file: ZeRO 0-3 with AdamW, one optimizer step from many micro-batches, and the state it holds.
+
+DeepSpeed is imported where it is used: the controller imports this module for its names and never loads it.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from transformers.integrations import HfDeepSpeedConfig
+
+from hybrid.memory.tenants import NamedStorage
+
+REDUCE_BUCKET_ELEMENTS = 50_000_000
+"""ZeRO-3 keeps a buffer of this many elements for good; DeepSpeed's default of 5e8 would pin 954 MiB per role."""
+
+
+@dataclass(frozen=True)
+class ZeroOptions:
+    """How DeepSpeed partitions a trained role and how AdamW steps it."""
+
+    stage: int
+    dtype: torch.dtype
+    betas: tuple[float, float]
+    eps: float
+    weight_decay: float
+    max_grad_norm: float
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """`applied` is False when a gradient was not finite: then nothing changed. `grad_norm` is before clipping."""
+
+    applied: bool
+    grad_norm: float | None
+
+
+def deepspeed_config(stage: int, dtype: torch.dtype, max_grad_norm: float = 0.0) -> dict:
+    """The DeepSpeed configuration of a role; micro-batches and their boundaries are ours, so both batch sizes are 1."""
+    return {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        "gradient_clipping": max_grad_norm,
+        "bf16": {"enabled": dtype == torch.bfloat16},
+        "zero_optimization": {
+            "stage": stage,
+            "overlap_comm": False,
+            "contiguous_gradients": True,
+            "reduce_bucket_size": REDUCE_BUCKET_ELEMENTS,
+            "allgather_bucket_size": REDUCE_BUCKET_ELEMENTS,
+        },
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "steps_per_print": 10**9,
+    }
+
+
+def load_partitioned(stage: int, dtype: torch.dtype, load: Callable[[], nn.Module]) -> nn.Module:
+    """`load()`, with every parameter partitioned as it is read when the stage is 3: no rank ever holds the whole model."""
+    if stage < 3:
+        return load()
+    keep_alive = HfDeepSpeedConfig(deepspeed_config(stage, dtype))  # transformers looks it up through a weak reference
+    model = load()
+    del keep_alive
+    return model
+
+
+class TrainedModel:
+    """A model under DeepSpeed with its optimizer."""
+
+    def __init__(self, model: nn.Module, options: ZeroOptions):
+        import deepspeed
+
+        self.options = options
+        optimizer = torch.optim.AdamW(
+            _decay_groups(model, options.weight_decay), lr=0.0, betas=options.betas, eps=options.eps, fused=True
+        )
+        config = deepspeed_config(options.stage, options.dtype, options.max_grad_norm)
+        self.engine, self.optimizer, _, _ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+        # Stage 0 in bf16 allocates the moments by an empty step, which would shift Adam's bias correction by one.
+        for state in optimizer.state.values():
+            state["step"].zero_()
+
+    @property
+    def module(self) -> nn.Module:
+        return self.engine.module
+
+    def forward(self, *args, **kwargs):
+        """The model's output without a graph."""
+        self.engine.eval()
+        with torch.no_grad():
+            return self.engine(*args, **kwargs)
+
+    def step(
+        self, losses: list[Callable[[Callable], torch.Tensor]], learning_rate: float, check: Callable[[], None]
+    ) -> StepResult:
+        """One optimizer step over micro-batches.
+
+        Each entry of `losses` is called with the model and returns a scalar: its share of the loss, already divided by what the whole
+        step counts over all ranks. The gradient is then that of the sum over micro-batches and ranks, however the batch was cut.
+        Every rank must bring the same number. `check` runs after the last backward and before the update; what it raises must be
+        raised on all ranks.
+        """
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate
+        self.engine.train()
+        world = dist.get_world_size()
+        for number, loss_of in enumerate(losses, start=1):
+            self.engine.set_gradient_accumulation_boundary(number == len(losses))
+            loss = loss_of(self.engine)
+            # DeepSpeed averages gradients over ranks; ours are parts of one sum.
+            self.engine.backward(loss * world, scale_wrt_gas=False)
+        check()
+        norm = self._plain_grad_norm()
+        if norm is not None and not math.isfinite(norm):
+            self.engine.zero_grad()
+            return StepResult(applied=False, grad_norm=None)
+        self.engine.step()
+        if not self.engine.was_step_applied() or getattr(self.optimizer, "overflow", False):
+            return StepResult(applied=False, grad_norm=None)
+        return StepResult(
+            applied=True, grad_norm=norm if norm is not None else float(self.engine.get_global_grad_norm())
+        )
+
+    def _plain_grad_norm(self) -> float | None:
+        """DeepSpeed measures and checks gradients by itself, except with the plain optimizer of stage 0 in fp32: there, their norm."""
+        if self.options.stage > 0 or self.options.dtype != torch.float32:
+            return None
+        return float(torch.nn.utils.get_total_norm([p.grad for p in self.module.parameters() if p.grad is not None]))
+
+    def storages(self) -> dict[str, list[NamedStorage]]:
+        """Everything this role keeps on the device, by part; see `inventory`."""
+        return inventory(self.module, self.optimizer)
+
+    def drop_caches(self) -> None:
+        """Free what ZeRO-3 gathered ahead of use."""
+        if self.options.stage == 3:
+            self.engine.empty_partition_cache()
+
+
+class FrozenModel:
+    """A model that only runs forward: plain, or partitioned by ZeRO-3."""
+
+    def __init__(self, model: nn.Module, stage: int, dtype: torch.dtype):
+        model.requires_grad_(False)
+        self.stage = stage
+        self.engine = model.eval()
+        if stage == 3:
+            import deepspeed
+
+            self.engine, *_ = deepspeed.initialize(model=model, config=deepspeed_config(stage, dtype))
+            self.engine.eval()
+
+    @property
+    def module(self) -> nn.Module:
+        return self.engine.module if self.stage == 3 else self.engine
+
+    def forward(self, *args, **kwargs):
+        """The model's output without a graph."""
+        with torch.no_grad():
+            return self.engine(*args, **kwargs)
+
+    def storages(self) -> dict[str, list[NamedStorage]]:
+        return {"weights": inventory(self.module, None)["weights"]}
+
+    def drop_caches(self) -> None:
+        if self.stage == 3:
+            self.engine.empty_partition_cache()
+
+
+def _decay_groups(model: nn.Module, weight_decay: float) -> list[dict]:
+    """Weight decay on matrices only, as is usual; one group when there is none, which keeps ZeRO's flat buffers few."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    if weight_decay == 0:
+        return [{"params": parameters, "weight_decay": 0.0}]
+    rank = lambda p: len(getattr(p, "ds_shape", p.shape))  # noqa: E731
+    return [
+        {"params": [p for p in parameters if rank(p) >= 2], "weight_decay": weight_decay},
+        {"params": [p for p in parameters if rank(p) < 2], "weight_decay": 0.0},
+    ]
+
+
+def inventory(module: nn.Module, optimizer: object | None) -> dict[str, list[NamedStorage]]:
+    """Storages of a role by part, each once.
+
+    weights: parameters, ZeRO-3 shards, buffers. gradients: what lives between backward and step, and ZeRO's communication buffers (they
+    hold no state between steps). optimizer: masters and moments. DeepSpeed has no public list of these, so the optimizer object is
+    walked; a test compares the result with every tensor of the process.
+    """
+    parts: dict[str, dict[int, NamedStorage]] = {"weights": {}, "gradients": {}, "optimizer": {}}
+    seen: set[int] = set()
+
+    def add(part: str, name: str, tensor: torch.Tensor | None) -> None:
+        if not isinstance(tensor, torch.Tensor) or tensor.device.type == "meta":
+            return
+        storage = tensor.untyped_storage()
+        if storage._cdata not in seen:
+            seen.add(storage._cdata)
+            parts[part][storage._cdata] = NamedStorage(name, storage)
+
+    for name, p in module.named_parameters():
+        add("weights", name, p.data)
+        add("weights", f"{name}.shard", getattr(p, "ds_tensor", None))
+        add("weights", f"{name}.secondary", getattr(p, "ds_secondary_tensor", None))
+    for name, b in module.named_buffers():
+        add("weights", name, b)
+    for name, p in module.named_parameters():
+        add("gradients", f"{name}.grad", p.grad)
+    if optimizer is not None:
+        for name, tensor in _tensors_of(optimizer, "", set()):
+            add(_part_of(name), name.lstrip("."), tensor)
+            add("gradients", f"{name.lstrip('.')}.grad", tensor.grad if tensor.is_leaf else None)
+    return {part: list(storages.values()) for part, storages in parts.items()}
+
+
+def _part_of(name: str) -> str:
+    lowered = name.lower()
+    if "bit16" in lowered or "fp16" in lowered or "lp_param" in lowered:
+        return "weights"
+    return "gradients" if any(word in lowered for word in ("grad", "ipg", "bucket", "reduce", "comm")) else "optimizer"
+
+
+def _tensors_of(value: object, name: str, visited: set[int]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Tensors reachable through containers, DeepSpeed's and torch's optimizers, with the path to each."""
+    if isinstance(value, nn.Module) or id(value) in visited:
+        return
+    visited.add(id(value))
+    if isinstance(value, torch.Tensor):
+        yield name, value
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _tensors_of(item, f"{name}.{key if isinstance(key, (str, int)) else ''}", visited)
+    elif isinstance(value, (list, tuple, set)):
+        for index, item in enumerate(value):
+            yield from _tensors_of(item, f"{name}.{index}", visited)
+    elif isinstance(value, torch.optim.Optimizer) or type(value).__module__.startswith("deepspeed.runtime"):
+        for key, item in vars(value).items():
+            yield from _tensors_of(item, f"{name}.{key}", visited)
+
+
+class WeightBuckets:
+    """The actor's weights under their Hugging Face names, in buckets of bounded bytes, whole on every rank.
+
+    Iterate on all ranks at once: ZeRO-3 gathers each bucket together. Tied parameters come once. Tensors are valid until the next bucket.
+    """
+
+    def __init__(self, hf: nn.Module, stage: int, bucket_bytes: int):
+        self.named = list(hf.named_parameters())
+        self.stage = stage
+        self.bucket_bytes = bucket_bytes
+
+    def names_shapes(self) -> list[tuple[str, torch.dtype, tuple[int, ...]]]:
+        """(name, dtype, full shape) of every parameter, in the order of iteration."""
+        return [(name, p.dtype, tuple(getattr(p, "ds_shape", p.shape))) for name, p in self.named]
+
+    def __iter__(self) -> Iterator[list[tuple[str, torch.Tensor]]]:
+        if self.stage < 3:
+            yield from ([(name, p.detach()) for name, p in bucket] for bucket in self._buckets())
+        else:
+            from deepspeed.runtime.zero import GatheredParameters
+
+            for bucket in self._buckets():
+                with GatheredParameters([p for _, p in bucket], modifier_rank=None):
+                    yield [(name, p.detach()) for name, p in bucket]
+
+    def _buckets(self) -> Iterator[list[tuple[str, nn.Parameter]]]:
+        bucket: list[tuple[str, nn.Parameter]] = []
+        size = 0
+        for name, p in self.named:
+            nbytes = getattr(p, "ds_numel", p.numel()) * p.element_size()
+            if bucket and size + nbytes > self.bucket_bytes:
+                yield bucket
+                bucket, size = [], 0
+            bucket.append((name, p))
+            size += nbytes
+        if bucket:
+            yield bucket
+
+
+def quiet() -> None:
+    """DeepSpeed and transformers warn about choices that are made on purpose here."""
+    import deepspeed
+
+    warnings.filterwarnings("ignore", message=".*lr_scheduler.*")
+    deepspeed.utils.logger.setLevel("WARNING")
