@@ -1,0 +1,91 @@
+#!/usr/bin/env bash
+# Installs what the tests need and runs them.
+#
+#   bash launch/test.sh [unit|integration|e2e|gpu|all ...] [-- pytest arguments]
+#
+# Default: unit and integration. all adds e2e, and gpu where there is CUDA. Works from any folder, leaves nothing running.
+# The exit status is that of the first suite that failed. HYBRID_TEST_LIMIT: seconds that one suite may take.
+set -u
+# shellcheck source=launch/lib.sh
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+
+main() {
+    local suites=() suite
+    while (($#)); do
+        case "$1" in
+            unit | integration | e2e | gpu) suites+=("$1") ;;
+            all) suites+=(unit integration e2e); [[ "$(detect_device)" == gpu ]] && suites+=(gpu) ;;
+            -h | --help) sed -n '2,7s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; return 0 ;;
+            --) shift; break ;;
+            *) fail "unknown suite '$1'. Usage: bash launch/test.sh [unit|integration|e2e|gpu|all ...] [-- pytest arguments]" ;;
+        esac
+        shift
+    done
+    ((${#suites[@]})) || suites=(unit integration)
+    for suite in "${suites[@]}"; do
+        compgen -G "$CHECKOUT/tests/$suite/**/test_*.py" >/dev/null || compgen -G "$CHECKOUT/tests/$suite/test_*.py" >/dev/null ||
+            fail "tests/$suite holds no tests"
+    done
+
+    bash "$CHECKOUT/launch/install.sh" auto --test || fail "the installation failed (above); no test was run"
+    VENV="$(venv_folder)" || exit 1
+    if [[ "${suites[*]}" != unit ]]; then
+        run_session "$VENV/bin/python" "$CHECKOUT/launch/make_models.py" --tiny --smollm2 || fail "the models were not made (above)"
+    fi
+    offline_environment
+    cd "$CHECKOUT" || exit 1
+    REPORTS="$(mktemp -d)"
+    trap 'rm -rf "$REPORTS"' EXIT
+    local first_failure=0 status
+    for suite in "${suites[@]}"; do
+        run_suite "$suite" "$@"
+        status=$?
+        ((status == 130 || status == 143)) && { warn "interrupted: all that was started has ended"; exit "$status"; }
+        ((first_failure)) || first_failure=$status
+    done
+    totals || first_failure=$((first_failure ? first_failure : 1))
+    exit "$first_failure"
+}
+
+run_suite() { # suite pytest-arguments...
+    local suite="$1" status threads="" limit=7200
+    shift
+    [[ "$suite" == unit ]] && threads=1 limit=600
+    [[ "$suite" == integration ]] && limit=2400
+    say "== $suite"
+    PATH="$VENV/bin:$PATH" LIMIT="${HYBRID_TEST_LIMIT:-$limit}" run_session \
+        env ${threads:+OMP_NUM_THREADS=$threads} "$VENV/bin/python" -m pytest "$CHECKOUT/tests/$suite" \
+        --durations=15 --durations-min=1 --junitxml="$REPORTS/$suite.xml" "$@"
+    status=$?
+    ((status == 5)) && warn "$suite: no test was run (pytest found none, or the arguments selected none)"
+    ((status == 0 || status == 130 || status == 143)) || warn "$suite: failed (exit status $status)"
+    return "$status"
+}
+
+# Models and data are made here; nothing may look for them elsewhere, send usage data, or ask a person.
+offline_environment() {
+    export HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 HF_DATASETS_OFFLINE=1 WANDB_MODE="${WANDB_MODE:-offline}"
+    export RAY_USAGE_STATS_ENABLED=0 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1 TOKENIZERS_PARALLELISM=false
+}
+
+# The closing line: counts over all suites. A suite without a report did not end by itself.
+totals() {
+    "$VENV/bin/python" - "$REPORTS" "${suites[@]}" <<'PY'
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+folder, suites = Path(sys.argv[1]), sys.argv[2:]
+reports = [folder / f"{suite}.xml" for suite in suites]
+counted = [ElementTree.parse(report).getroot().find("testsuite") for report in reports if report.exists()]
+tests, failed, skipped = (
+    sum(int(suite.get(key, 0)) for suite in counted for key in keys)
+    for keys in (["tests"], ["failures", "errors"], ["skipped"])
+)
+failed += len(reports) - len(counted)
+print(f"{max(0, tests - failed - skipped)} passed, {failed} failed, {skipped} skipped")
+sys.exit(bool(failed))
+PY
+}
+
+main "$@"
