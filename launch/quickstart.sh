@@ -34,7 +34,7 @@ main() {
         0) ;;
         130 | 143) warn "interrupted: all that was started has ended. What was written is in $CHECKOUT/runs" ;;
         *) warn "hybrid train ended with exit status $status: the reason is above, logs of every process are in the newest folder of" \
-            "$CHECKOUT/runs. 'hybrid doctor' checks the machine" ;;
+            "$CHECKOUT/runs" ;;
     esac
     return "$status"
 }
