@@ -2,17 +2,20 @@
 
 from hybrid.config.load import check, dump, load_run
 from hybrid.config.paths import is_hub_name, model_source, resolve_path
+from hybrid.config.placement import Place, placement
 from hybrid.config.resolve import resolve
 from hybrid.config.run import SECTIONS, RunConfig
 
 __all__ = [
     "SECTIONS",
+    "Place",
     "RunConfig",
     "check",
     "dump",
     "is_hub_name",
     "load_run",
     "model_source",
+    "placement",
     "resolve",
     "resolve_path",
 ]

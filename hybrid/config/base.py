@@ -6,17 +6,18 @@ import re
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
+from pydantic_core import PydanticCustomError
 
 UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
 def parse_bytes(value: Any) -> Any:
-    """`"1.5GiB"` -> 1610612736. Whatever is not a size is passed on, for the field's own check to refuse."""
+    """`"1.5GiB"` -> 1610612736. What is no text is passed on, for the field's own check."""
     if not isinstance(value, str):
         return value
     size = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", value)
     if size is None or size[2].upper() not in UNITS:
-        return value
+        raise PydanticCustomError("size", "a size such as 512MiB or 2GiB")
     return int(float(size[1]) * UNITS[size[2].upper()])
 
 
@@ -32,6 +33,8 @@ def format_bytes(value: Any) -> Any:
 
 Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(ge=0), PlainSerializer(format_bytes, when_used="json")]
 """A size in bytes: a number, or text such as "512MiB"."""
+Size = Annotated[Bytes, Field(gt=0)]
+"""A size that is not 0."""
 
 
 class Section(BaseModel):

@@ -24,8 +24,8 @@ def resolve(cfg: RunConfig, run_dir: Path | None = None) -> RunConfig:
     """`cfg` with every `auto` replaced, defaults of other sections filled in, and paths that exist made absolute.
 
     `run_dir` becomes logging.runs_dir and logging.name; None: the folder that a run started now would get. What could
-    not be had is left for the rules to report (0 GPUs), or for the engines to decide (`rollout.kv_cache` without a
-    config.json, `memory.device_bytes` for GPUs that are not here). `notes` says what the user should know.
+    not be had is left: 0 GPUs for the rules to report; `memory.device_bytes` and with it `rollout.kv_cache` at auto for
+    GPUs that are not here, which happens in dry runs only. `notes` says what the user should know.
     """
     run_dir = run_dir or default_run_dir(cfg)
     notes: list[str] = []
@@ -149,20 +149,22 @@ def _rollout(cfg: RunConfig) -> dict[str, Any]:
 
 
 def _kv_cache(cfg: RunConfig, engines: int) -> int | str:
-    """Bytes per GPU for the sequences that an engine has at a time, at full length; MiB steps, two spare blocks of 128
-    tokens each."""
-    config = model_config(cfg.model.path)
-    if config is None or cfg.memory.device_bytes == "auto":
+    """Bytes per GPU for the sequences that an engine has at a time, at full length and two spare blocks of 128 tokens, in MiB steps;
+    without a config.json all that KV_SHARE allows."""
+    if cfg.memory.device_bytes == "auto":
         return "auto"
-    heads = config["num_attention_heads"]
-    kv_heads = config.get("num_key_value_heads") or heads
-    head_size = config.get("head_dim") or config["hidden_size"] // heads
-    element = 2 if cfg.model.dtype == "bfloat16" else 4
-    local_heads = max(1, kv_heads // cfg.rollout.tensor_parallel_size)
-    per_token = 2 * config["num_hidden_layers"] * local_heads * head_size * element
-    sequences = min(cfg.rollout.max_num_seqs, max(-(-cfg.samples_per_step // engines), cfg.data.eval_size))
-    wanted = per_token * sequences * (cfg.max_sequence_tokens + 256)
-    return -(-min(wanted, int(KV_SHARE * cfg.memory.device_bytes)) // 2**20) * 2**20
+    most = int(KV_SHARE * cfg.memory.device_bytes)
+    config = model_config(cfg.model.path)
+    if config is not None:
+        heads = config["num_attention_heads"]
+        kv_heads = config.get("num_key_value_heads") or heads
+        head_size = config.get("head_dim") or config["hidden_size"] // heads
+        element = 2 if cfg.model.dtype == "bfloat16" else 4
+        local_heads = max(1, kv_heads // cfg.rollout.tensor_parallel_size)
+        per_token = 2 * config["num_hidden_layers"] * local_heads * head_size * element
+        sequences = min(cfg.rollout.max_num_seqs, max(-(-cfg.samples_per_step // engines), cfg.data.eval_size))
+        most = min(most, per_token * sequences * (cfg.max_sequence_tokens + 256))
+    return max(1, -(-most // 2**20)) * 2**20
 
 
 def model_config(path: str) -> dict[str, Any] | None:

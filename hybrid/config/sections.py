@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from hybrid.config.base import Bytes, Section
+from hybrid.config.base import Bytes, Section, Size
 
 Positive = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[int, Field(ge=0)]
@@ -144,14 +144,14 @@ class Rollout(Section):
     """Texts that end a response."""
     repeatable: bool | Auto = "auto"
     """Seed every request, so that a run samples the same again; slows vLLM's sampler on GPUs. `auto`: true on cpu."""
-    kv_cache: Bytes | Auto = "auto"
-    """KV cache of an engine, bytes per GPU. `auto`: what max_num_seqs sequences of full length need, at most a quarter
-    of memory.device_bytes; needs the model's config.json at hand, else the engine decides."""
+    kv_cache: Size | Auto = "auto"
+    """KV cache of an engine, bytes per GPU. `auto`: what max_num_seqs sequences of full length need, at most a quarter of
+    memory.device_bytes; that quarter where the model's config.json is not at hand."""
     max_num_seqs: Positive = 256
     """Sequences that an engine works on at a time."""
     enforce_eager: bool | Auto = "auto"
     """No CUDA graphs: starts faster, generates slower. `auto`: true on cpu."""
-    weight_bucket: Bytes | Auto = "auto"
+    weight_bucket: Size | Auto = "auto"
     """Bytes of weights that one message of a weight sync carries; on cuda at least the largest tensor. `auto`: 256MiB
     on cpu, 2GiB on cuda."""
     replay: Text | None = None
@@ -170,7 +170,7 @@ class Algorithm(Section):
     gamma: Share = 1.0
     """Discount per token, for gae and reinforce."""
     lam: Share = 0.95
-    """Lambda of gae."""
+    """Lambda of gae: 1 trusts returns, 0 the critic."""
     policy_loss: Literal["ppo", "gspo", "cispo", "reinforce"] = "ppo"
     """Form of the policy loss."""
     clip_low: Share = 0.2
@@ -257,7 +257,7 @@ class Memory(Section):
     """Where it goes: a file on disk, or pinned host memory (cuda only). `auto`: file on cpu, pinned on cuda."""
     swap_dir: Text | None = None
     """Folder of the file tier, on a real disk. null: `swap` in the run's folder."""
-    device_bytes: Bytes | Auto = "auto"
+    device_bytes: Size | Auto = "auto"
     """Memory that a GPU may hold. `auto`: the GPU's own; on cpu 0.8 x RAM / gpus_per_node."""
     residue_tolerance: Share = 0.10
     """After a tenant left, measured memory may exceed counted memory by this share ..."""
@@ -286,6 +286,6 @@ class Logging(Section):
     wandb: bool = False
     """Log to Weights & Biases; offline unless WANDB_API_KEY is set."""
     wandb_project: Text = "hybrid"
-    """Project there."""
+    """Project that the run is logged to there."""
     progress: Literal["auto", "bar", "lines"] = "auto"
     """A progress bar or a line per step. `auto`: a bar on a terminal."""

@@ -1,0 +1,157 @@
+"""The command line: reads arguments, prints errors, and leaves the work to the modules it imports when a command runs."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import hybrid
+from hybrid.config import SECTIONS, RunConfig, dump, load_run, placement, resolve
+from hybrid.config.violations import describe, section_class
+from hybrid.errors import ConfigError, HybridError
+
+EXAMPLES = """[bold]Examples[/bold]
+
+  hybrid train profiles/quickstart.yaml
+
+  hybrid train profiles/quickstart.yaml train.steps=3 actor.learning_rate=1e-5 --dry-run
+
+  hybrid train profiles/cpu_ppo.yaml algorithm.advantage=rloo critic=null 'rollout.stop=["\\n\\n"]'
+"""
+
+
+def _sections_help() -> str:
+    """Every section with its keys, for the help: blank lines between, as typer joins lines that follow each other."""
+    lines = ["[bold]Sections of a profile and their keys[/bold] (meaning and bounds: hybrid/config/sections.py)"]
+    for name in SECTIONS:
+        keys = ", ".join(section_class(name).model_fields)
+        lines.append(f"  [cyan]{name}[/cyan]: {describe(name)} [dim]{keys}[/dim]")
+    return "\n\n".join(lines)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"hybrid {hybrid.__version__}")
+        raise typer.Exit
+
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback(epilog=f"{EXAMPLES}\n\nSections and keys of a profile: hybrid train --help")
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    """RL for language models on GPUs that every role shares: Ray places, vLLM generates, DeepSpeed trains."""
+
+
+@app.command(epilog=f"{EXAMPLES}\n\n{_sections_help()}")
+def train(
+    profile: Annotated[Path, typer.Argument(help="A YAML file; profiles/ has some to start from.", show_default=False)],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[SECTION.KEY=VALUE]...", help="Laid over the profile. Values are YAML.", show_default=False
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run", help="Check, print the resolved profile and what would lie on which GPU; start nothing."
+        ),
+    ] = False,
+) -> None:
+    """Train a model as PROFILE says.
+
+    The run gets a new folder, runs/<profile>-<time> unless logging.name names another: profile.yaml as resolved, versions.json,
+    metrics.jsonl, memory.jsonl, samples.jsonl, logs, and the model at the end.
+    Ends with 0 when trained, 2 for a mistake in the profile, 1 for other errors, 130 or 143 when interrupted.
+    """
+    with _errors_for_people():
+        cfg = load_run(profile, overrides or [])
+        if dry_run:
+            _show(resolve(cfg))
+            return
+        from hybrid.config.run_folder import create_run_dir, save_origin
+
+        run_dir = create_run_dir(cfg)
+        cfg = resolve(cfg, run_dir)
+        save_origin(cfg, run_dir, sys.argv)
+        _say_notes(cfg)
+        from hybrid.trainer import train as run_training
+
+        run_training(cfg, run_dir)
+
+
+@contextmanager
+def _errors_for_people() -> Iterator[None]:
+    """Errors of ours become one message and an exit code; SIGTERM ends a run like Ctrl-C does, through every `finally`."""
+
+    def interrupt(signum, frame) -> None:
+        raise KeyboardInterrupt(signum)
+
+    for name in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(name) is not signal.SIG_IGN:  # nohup asks to be left alone
+            signal.signal(name, interrupt)
+    try:
+        yield
+    except HybridError as error:
+        typer.secho(f"error: {error}", fg=typer.colors.RED if sys.stderr.isatty() else None, err=True)
+        raise typer.Exit(2 if isinstance(error, ConfigError) else 1) from error
+    except KeyboardInterrupt as interruption:
+        typer.echo("interrupted", err=True)
+        raise typer.Exit(128 + (interruption.args or (signal.SIGINT,))[0]) from None
+    except SystemExit as stop:
+        if stop.code != signal.SIGTERM:  # Ray puts its own handler for SIGTERM, which exits with the signal's number
+            raise
+        typer.echo("interrupted", err=True)
+        raise typer.Exit(128 + signal.SIGTERM) from None
+
+
+def _show(cfg: RunConfig) -> None:
+    """Print a resolved config and its placement."""
+    from rich.console import Console
+    from rich.table import Table
+
+    print(dump(cfg))
+    table = Table(
+        title=f"{cfg.cluster.num_nodes} node(s) x {cfg.cluster.gpus_per_node} GPU(s), device {cfg.cluster.device}"
+    )
+    for column in ("rank", "node", "GPU", "roles", "engine", "GPU share of a process"):
+        table.add_column(column)
+    for place in placement(cfg):
+        engine = "none (replay)"
+        if place.engine is not None:
+            engine = f"engine {place.engine}, tp rank {place.tp_rank} of {cfg.rollout.tensor_parallel_size}"
+        share = f"1/{place.processes}"
+        table.add_row(str(place.rank), str(place.node), str(place.gpu), ", ".join(place.roles), engine, share)
+    Console(width=None if sys.stdout.isatty() else 120).print(table)
+    _say_notes(cfg)
+
+
+def _say_notes(cfg: RunConfig) -> None:
+    for note in cfg.notes:
+        print(f"note: {note}")
+
+
+def main() -> None:
+    """Entry point of the `hybrid` command."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,163 @@
+"""Rules about what profiles point to: models, data, reward functions. They look at files here, never at the network."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+from hybrid.config.paths import is_hub_name, path_roots
+from hybrid.config.resolve import model_config
+from hybrid.config.rules import Finding, is_task, rule
+from hybrid.config.run import RunConfig
+
+BUILT_IN_FUNCTIONS = ("reasoning_gym", "math_verify")
+
+
+@rule("model.path")
+def model_exists(cfg: RunConfig) -> Finding | None:
+    return _model_is_there(cfg, "model.path", cfg.model.path)
+
+
+@rule("critic", "algorithm.advantage", "model.path")
+def critic_exists(cfg: RunConfig) -> Finding | None:
+    if cfg.uses_critic and cfg.critic.path != cfg.model.path:
+        return _model_is_there(cfg, "critic.path", cfg.critic.path)
+
+
+@rule("reference", "algorithm.kl_coef", "model.path")
+def reference_exists(cfg: RunConfig) -> Finding | None:
+    if cfg.uses_reference and cfg.reference.path != cfg.model.path:
+        return _model_is_there(cfg, "reference.path", cfg.reference.path)
+
+
+@rule("reward.model")
+def reward_model_exists(cfg: RunConfig) -> Finding | None:
+    return _model_is_there(cfg, "reward.model", cfg.reward.model) if cfg.reward.model else None
+
+
+def _model_is_there(cfg: RunConfig, key: str, value: str) -> Finding | None:
+    path = Path(value)
+    if path.is_dir():
+        if (path / "config.json").is_file():
+            return None
+        return (
+            f"{key} {value} has no config.json: it is no Hugging Face model folder",
+            "Point to the folder that has it.",
+        )
+    if path.is_file() or not is_hub_name(cfg, value):
+        return (
+            f"{key} {value} is no model folder, {_looked_in(cfg, value)}",
+            "Correct the path, make the folder (the scripts in launch/ make the small models of the CPU profiles), "
+            "or give a hub name such as Qwen/Qwen2.5-0.5B-Instruct.",
+        )
+
+
+def _looked_in(cfg: RunConfig, value: str) -> str:
+    """Where a path was looked for, for messages."""
+    if Path(value).expanduser().is_absolute():
+        return "as there is nothing at this path"
+    return "looked for in " + ", ".join(dict.fromkeys(str(root) for root in path_roots(cfg)))
+
+
+@rule("data.train")
+def training_data_exists(cfg: RunConfig) -> Finding | None:
+    return _data_is_there(cfg, "data.train", cfg.data.train)
+
+
+@rule("data.eval")
+def evaluation_data_exists(cfg: RunConfig) -> Finding | None:
+    return _data_is_there(cfg, "data.eval", cfg.data.eval) if cfg.data.eval else None
+
+
+def _data_is_there(cfg: RunConfig, key: str, value: str) -> Finding | None:
+    if is_task(value):
+        if value == "reasoning_gym:":
+            return (
+                f"{key} {value} names no task",
+                f"Write {key}=reasoning_gym:TASK, for example reasoning_gym:chain_sum.",
+            )
+        return None
+    if Path(value).exists() or (not value.endswith((".jsonl", ".json")) and is_hub_name(cfg, value)):
+        return None
+    return (
+        f"{key} {value} does not exist, {_looked_in(cfg, value)}",
+        "Correct the path, or give reasoning_gym:TASK or the hub name of a dataset.",
+    )
+
+
+@rule("reward.function")
+def reward_function_exists(cfg: RunConfig) -> Finding | None:
+    return _function_is_there(cfg, "reward.function", cfg.reward.function) if cfg.reward.function else None
+
+
+@rule("data.eval_function", "reward.function")
+def evaluation_function_exists(cfg: RunConfig) -> Finding | None:
+    function = cfg.data.eval_function
+    return (
+        _function_is_there(cfg, "data.eval_function", function)
+        if function and function != cfg.reward.function
+        else None
+    )
+
+
+def _function_is_there(cfg: RunConfig, key: str, function: str) -> Finding | None:
+    """The file is parsed, not run: importing a user's module is the run's business."""
+    if function in BUILT_IN_FUNCTIONS:
+        return None
+    file, _, name = function.rpartition(":")
+    fix = f"Write {key}=file.py:function, or one of {', '.join(BUILT_IN_FUNCTIONS)}."
+    if not file.endswith(".py") or not name.isidentifier():
+        return f"{key} {function} is neither a built-in function nor file.py:function", fix
+    if not Path(file).is_file():
+        return f"{key}: the file {file} does not exist", fix
+    try:
+        tree = ast.parse(Path(file).read_text())
+    except SyntaxError as error:
+        return f"{key}: {file}, line {error.lineno}, is not valid Python ({error.msg})", "Correct the file."
+    names = _defined_names(tree)
+    if name not in names:
+        return f"{key}: {file} defines no {name}", f"It defines {', '.join(names) or 'nothing'}."
+
+
+def _defined_names(tree: ast.Module) -> list[str]:
+    """Names that a module binds at its top level."""
+    names: list[str] = []
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.append(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names += [alias.asname or alias.name for alias in node.names]
+        elif isinstance(node, ast.Assign):
+            names += [target.id for target in node.targets if isinstance(target, ast.Name)]
+    return names
+
+
+@rule("rollout.replay")
+def replay_exists(cfg: RunConfig) -> Finding | None:
+    if cfg.rollout.replay and not Path(cfg.rollout.replay).is_file():
+        return (
+            f"rollout.replay {cfg.rollout.replay} does not exist",
+            "Record rollouts first: run once with rollout.record=FILE.",
+        )
+
+
+@rule("model.path", "rollout.tensor_parallel_size")
+def engines_split_the_heads(cfg: RunConfig) -> Finding | None:
+    config, tp = model_config(cfg.model.path), cfg.rollout.tensor_parallel_size
+    if config and config["num_attention_heads"] % tp:
+        heads = config["num_attention_heads"]
+        return (
+            f"rollout.tensor_parallel_size {tp} does not divide the {heads} attention heads of {cfg.model.path}",
+            f"Use one of {', '.join(str(n) for n in range(1, heads + 1) if heads % n == 0)}.",
+        )
+
+
+@rule("model.path", "rollout.max_new_tokens", "data.max_prompt_tokens")
+def model_reads_the_longest_sample(cfg: RunConfig) -> Finding | None:
+    longest = (model_config(cfg.model.path) or {}).get("max_position_embeddings")
+    if longest and cfg.max_sequence_tokens > longest:
+        return (
+            f"data.max_prompt_tokens {cfg.data.max_prompt_tokens} + rollout.max_new_tokens {cfg.rollout.max_new_tokens} = "
+            f"{cfg.max_sequence_tokens}, but {cfg.model.path} reads {longest} tokens",
+            "Shorten prompts or responses.",
+        )

@@ -1,0 +1,191 @@
+"""`hybrid train` as a user meets it: what it prints, where it writes, how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import types
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+import hybrid
+from hybrid.cli import app
+from hybrid.config import SECTIONS, load_run
+from hybrid.errors import WorkerDied
+
+CHECKOUT = Path(hybrid.__file__).resolve().parents[1]
+PROFILE = """
+cluster: {device: cpu, gpus_per_node: 2}
+model: {path: some-org/some-model}
+reward: {function: reasoning_gym}
+algorithm: {advantage: gae, kl_coef: 0.1}
+train: {steps: 3}
+data: {train: "reasoning_gym:chain_sum"}
+"""
+
+
+@pytest.fixture
+def profile(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "p.yaml"
+    path.write_text(PROFILE)
+    return path
+
+
+@pytest.fixture
+def hybrid_command():
+    """Call the command in this process; signal handlers are put back."""
+    handlers = {name: signal.getsignal(name) for name in (signal.SIGTERM, signal.SIGHUP)}
+    yield lambda *args: CliRunner().invoke(app, [str(arg) for arg in args])
+    for name, handler in handlers.items():
+        signal.signal(name, handler)
+
+
+@pytest.fixture
+def trainer(monkeypatch):
+    """Stands in for the trainer and keeps what it was called with."""
+    calls = []
+    module = types.ModuleType("hybrid.trainer")
+    module.train = lambda cfg, run_dir: calls.append((cfg, run_dir))
+    monkeypatch.setitem(sys.modules, "hybrid.trainer", module)
+    return types.SimpleNamespace(module=module, calls=calls)
+
+
+def start(*args: str, cwd: Path) -> subprocess.Popen:
+    """The command as its own process."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(cwd), str(CHECKOUT)])}
+    command = [sys.executable, "-c", "from hybrid.cli import main; main()", *args]
+    return subprocess.Popen(
+        command, cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def test_version(hybrid_command):
+    assert hybrid_command("--version").output == f"hybrid {hybrid.__version__}\n"
+
+
+def test_help_is_fast_and_shows_sections_and_examples(tmp_path):
+    began = time.monotonic()
+    out, _ = start("train", "--help", cwd=tmp_path).communicate(timeout=30)
+    assert time.monotonic() - began < 1.5 * 2  # 1.5 s, on a machine that does something else meanwhile
+    assert all(f" {name}:" in out for name in SECTIONS)
+    assert "--dry-run" in out
+    assert "hybrid train profiles/quickstart.yaml" in out
+
+
+def test_no_command_loads_torch_or_ray_before_a_run(profile):
+    code = (
+        "import sys; from typer.testing import CliRunner; from hybrid.cli import app\n"
+        f"result = CliRunner().invoke(app, ['train', {str(profile)!r}, '--dry-run'])\n"
+        "print(result.exit_code, {'torch', 'ray', 'vllm', 'transformers'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=CHECKOUT, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "0 set()\n", done.stderr
+
+
+def test_dry_run_prints_the_resolved_profile_and_the_places_and_starts_nothing(
+    profile, hybrid_command, trainer, tmp_path
+):
+    result = hybrid_command("train", profile, "rollout.tensor_parallel_size=2", "train.steps=9", "--dry-run")
+    assert result.exit_code == 0
+    text, _, table = result.output.partition("\n\n")
+    shown = yaml.safe_load(text)
+    assert list(shown) == list(SECTIONS)
+    assert (shown["train"]["steps"], shown["rollout"]["engines"]) == (9, 1)
+    rows = [line for line in table.splitlines() if "tp rank" in line]
+    assert ["actor, critic, reference" in row and "1/4" in row for row in rows] == [True, True]
+    assert "engine 0, tp rank 1 of 2" in rows[1]
+    assert not trainer.calls
+    assert list(tmp_path.iterdir()) == [profile]
+
+
+def test_a_dry_run_for_gpus_needs_none(profile, hybrid_command):
+    result = hybrid_command("train", profile, "cluster.device=cuda", "cluster.gpus_per_node=8", "--dry-run")
+    assert result.exit_code == 0, result.output
+    assert "engine 7" in result.output
+
+
+def test_train_gets_the_resolved_config_and_a_new_folder_that_says_where_it_comes_from(
+    profile, hybrid_command, trainer
+):
+    assert hybrid_command("train", profile, "logging.name=first", "train.steps=2").exit_code == 0
+    [(cfg, run_dir)] = trainer.calls
+    assert run_dir == Path.cwd() / "runs" / "first"
+    assert (cfg.train.steps, cfg.rollout.engines, cfg.memory.swap_dir) == (2, 2, str(run_dir / "swap"))
+    assert load_run(run_dir / "profile.yaml").model_dump() == cfg.model_dump()
+    versions = json.loads((run_dir / "versions.json").read_text())
+    assert versions["hybrid"] == hybrid.__version__
+    assert {"python", "torch", "vllm", "ray", "deepspeed", "transformers", "git", "argv"} <= versions.keys()
+
+
+def test_a_run_never_writes_into_another_ones_folder(profile, hybrid_command, trainer):
+    hybrid_command("train", profile, "logging.name=first")
+    result = hybrid_command("train", profile, "logging.name=first")
+    assert result.exit_code == 2
+    assert "exists already" in result.stderr
+    for _ in range(3):  # three in a second, or nearly
+        assert hybrid_command("train", profile).exit_code == 0
+    names = [run_dir.name for _, run_dir in trainer.calls]
+    assert len(set(names)) == 4
+    assert all(name.startswith("p-20") for name in names[1:])
+
+
+def test_mistakes_in_the_profile_end_with_2_and_one_message(profile, hybrid_command, trainer, tmp_path):
+    result = hybrid_command("train", profile, "train.steps=0", "rollout.engines=7")
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert result.stderr.startswith(f"error: {profile}: 2 problems\n")
+    assert "Traceback" not in result.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_errors_of_a_run_end_with_1_and_no_traceback(profile, hybrid_command, trainer):
+    def train(cfg, run_dir):
+        raise WorkerDied("actor rank 1 on node 10.0.0.2 died")
+
+    trainer.module.train = train
+    result = hybrid_command("train", profile)
+    assert result.exit_code == 1
+    assert result.stderr == "error: actor rank 1 on node 10.0.0.2 died\n"
+
+
+@pytest.mark.parametrize(
+    ("sent", "code", "handler"),
+    [
+        (signal.SIGINT, 130, ""),
+        (signal.SIGTERM, 143, ""),
+        (signal.SIGHUP, 129, ""),
+        # What ray.init does.
+        (signal.SIGTERM, 143, "signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(number))"),
+    ],
+)
+def test_signals_end_a_run_through_its_cleanup(profile, tmp_path, sent, code, handler):
+    (tmp_path / "sitecustomize.py").write_text(
+        f"""
+import signal, sys, time, types
+def train(cfg, run_dir):
+    try:
+        {handler or "pass"}
+        print("running", flush=True)
+        time.sleep(30)
+    finally:
+        print("cleaned up", flush=True)
+module = types.ModuleType("hybrid.trainer")
+module.train = train
+sys.modules["hybrid.trainer"] = module
+"""
+    )
+    run = start("train", str(profile), cwd=tmp_path)
+    assert run.stdout.readline() == "running\n", run.stderr.read()
+    run.send_signal(sent)
+    out, err = run.communicate(timeout=10)
+    assert out == "cleaned up\n"
+    assert err == "interrupted\n"
+    assert run.returncode == code

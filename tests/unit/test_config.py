@@ -1,0 +1,364 @@
+"""Profiles: what is read, what is refused, and how it is said."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hybrid.config import SECTIONS, check, dump, load_run, machine, placement, resolve, resolve_path
+from hybrid.config.base import format_bytes, parse_bytes
+from hybrid.config.violations import all_keys, describe
+from hybrid.errors import ConfigError
+
+PROFILE = """
+cluster: {device: cpu, gpus_per_node: 2}
+model: {path: models/tiny}
+actor: {learning_rate: 4e-5}
+reward: {function: reasoning_gym}
+train: {steps: 3, prompts_per_step: 8}
+data: {train: "reasoning_gym:chain_sum", max_prompt_tokens: 64}
+rollout: {max_new_tokens: 16}
+"""
+
+
+@pytest.fixture
+def profile(tmp_path, monkeypatch) -> Path:
+    """A sound profile in `profiles/`, its model beside that folder, and the working directory elsewhere."""
+    for name in ("tiny", "reward"):
+        (tmp_path / "models" / name).mkdir(parents=True)
+        config = {"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 128, "num_hidden_layers": 2}
+        (tmp_path / "models" / name / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 2048}))
+    (tmp_path / "profiles").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    path = tmp_path / "profiles" / "p.yaml"
+    path.write_text(PROFILE)
+    return path
+
+
+def refusal(profile: Path, *overrides: str) -> str:
+    """The message that `overrides` are refused with."""
+    with pytest.raises(ConfigError) as caught:
+        load_run(profile, list(overrides))
+    return str(caught.value)
+
+
+# Reading
+
+
+def test_overrides_win_over_the_profile_and_the_profile_over_defaults(profile):
+    cfg = load_run(profile, ["train.steps=7", "rollout.stop=['###', end]", "data.task_args.min_terms=2"])
+    assert (cfg.train.steps, cfg.train.prompts_per_step, cfg.train.epochs) == (7, 8, 1)
+    assert cfg.rollout.stop == ["###", "end"]
+    assert cfg.data.task_args == {"min_terms": 2}
+
+
+@pytest.mark.parametrize("text", ["1e-6", "1.0e-6", "0.000001", "1E-6"])
+def test_every_way_to_write_a_small_number_is_a_number(profile, text):
+    assert load_run(profile, [f"actor.learning_rate={text}"]).actor.learning_rate == pytest.approx(1e-6)
+
+
+def test_sizes_read_in_units_and_print_back_exactly(profile):
+    cfg = load_run(profile, ["rollout.kv_cache=1.5GiB", "memory.residue_slack=1000001"])
+    assert (cfg.rollout.kv_cache, cfg.memory.residue_slack) == (3 * 2**29, 1000001)
+    for size in (0, 1, 1023, 2**20, 3 * 2**29, 2**30, 10**9 + 7):
+        assert parse_bytes(format_bytes(size)) == size
+
+
+def test_a_section_left_empty_has_its_defaults(profile):
+    profile.write_text(PROFILE + "\nmemory:\n  # tier: file\n")
+    assert load_run(profile).memory.policy == "swap_all"
+
+
+def test_every_section_and_key_is_documented():
+    assert not [key for key in (*SECTIONS, *all_keys()) if len(describe(key)) < 15]
+
+
+def test_a_config_cannot_change_under_a_run(profile):
+    with pytest.raises(ValueError, match="frozen"):
+        load_run(profile).train.steps = 5
+
+
+# Refusing, part one: keys, types, bounds
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("train.stps=3", ["train.stps is unknown", "Did you mean train.steps?"]),
+        ("rollout.learning_rate=1", ["Did you mean actor.learning_rate or critic.learning_rate?"]),
+        ("rollot.engines=1", ["rollot is no section", "Did you mean rollout?"]),
+        ("steps=3", ["steps is no section", "train.steps"]),
+        ("train.xyzzy=3", ["train.xyzzy is unknown", "prompts_per_step"]),
+        ("train.steps=0", ["train.steps = 0 must be at least 1"]),
+        ("train.steps=many", ["train.steps = 'many' must be a whole number"]),
+        ("train.steps=2.5", ["a whole number"]),
+        ("train.steps=true", ["a whole number"]),
+        ("rollout.temperature=0", ["rollout.temperature = 0 must be above 0"]),
+        ("rollout.top_p=0", ["above 0"]),
+        ("rollout.top_p=1.1", ["at most 1"]),
+        ("rollout.top_k=-1", ["at least 0"]),
+        ("rollout.min_p=1.5", ["at most 1"]),
+        ("actor.zero_stage=4", ["at most 3"]),
+        ("actor.learning_rate=.inf", ["a finite number"]),
+        ("actor.betas=[0.9]", ["actor.betas"]),
+        ("cluster.gpus_per_node=atuo", ["a whole number or 'auto'"]),
+        ("memory.device_bytes=much", ["a size such as 512MiB"]),
+        ("memory.tier=disk", ["'auto', 'file' or 'pinned'"]),
+        ("logging.name=a/b", ["logging.name = 'a/b' must be letters"]),
+        ("train", ["Write section.key=value"]),
+        ("train=3", ["Write train.key=value"]),
+        ("rollout.stop=[", ["not valid YAML"]),
+        ("model.path=null", ["model.path = None must be a text"]),
+    ],
+)
+def test_a_wrong_override_is_told_with_value_and_fix(profile, override, said):
+    message = refusal(profile, override)
+    assert "one problem" in message
+    assert not [part for part in said if part not in message], message
+
+
+def test_a_wrong_key_in_the_file_is_told_with_its_line(profile):
+    profile.write_text(PROFILE + "memory:\n  policy: swap_all\n  teir: file\n")
+    message = refusal(profile)
+    line = profile.read_text().splitlines().index("  teir: file") + 1
+    assert f"({profile}:{line})" in message
+    assert "Did you mean memory.tier?" in message
+
+
+def test_a_key_that_stands_twice_is_refused(profile):
+    profile.write_text(PROFILE + "train: {steps: 4}\n")
+    assert "train stands twice" in refusal(profile)
+
+
+def test_missing_keys_are_told_with_their_meaning(profile):
+    profile.write_text("model: {}\nreward: {function: math_verify}\n")
+    message = refusal(profile)
+    assert "3 problems" in message
+    assert all(f"{key} is missing" in message for key in ("model.path", "train.steps", "data.train"))
+
+
+@pytest.mark.parametrize("text", ["- a\n- b", "model: [", "just text"])
+def test_a_file_that_is_no_profile_is_refused(profile, text):
+    profile.write_text(text)
+    assert str(profile) in refusal(profile)
+
+
+def test_a_missing_profile_is_told_with_its_neighbours(profile):
+    assert "p.yaml" in refusal(profile.with_name("q.yaml"))
+
+
+def test_all_violations_come_at_once(profile):
+    wrong = [
+        "train.stepss=1",
+        "rollout.top_p=2",
+        "rollout.engines=5",
+        "train.prompts_per_update=3",
+        "reward.function=null",
+    ]
+    message = refusal(profile, *wrong)
+    assert "5 problems" in message
+    for part in (
+        "train.stepss",
+        "rollout.top_p",
+        "rollout.engines 5",
+        "prompts_per_update 3",
+        "neither reward.function",
+    ):
+        assert part in message
+
+
+def test_rules_over_a_key_in_error_keep_silent(profile):
+    message = refusal(profile, "rollout.tensor_parallel_size=zwei", "rollout.engines=5")
+    assert "one problem" in message
+
+
+# Refusing, part two: rules between fields
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["rollout.engines=1"], "rollout.engines 1 x rollout.tensor_parallel_size 1 = 1"),
+        (["cluster.gpus_per_node=6", "rollout.tensor_parallel_size=4"], "does not divide cluster.gpus_per_node 6"),
+        (["rollout.tensor_parallel_size=4"], "does not divide cluster.gpus_per_node 2"),
+        (["train.prompts_per_update=3"], "does not divide train.prompts_per_step 8"),
+        (["train.prompts_per_update=1"], "less than the 2 GPUs"),
+        (["train.prompts_per_step=1"], "less than the 2 GPUs"),
+        (["train.micro_batch_tokens=79"], "64 + rollout.max_new_tokens 16 = 80"),
+        (["rollout.samples_per_prompt=1"], "group_norm with rollout.samples_per_prompt 1"),
+        (["rollout.samples_per_prompt=1", "algorithm.advantage=opo"], "opo with rollout.samples_per_prompt 1"),
+        (["critic.learning_rate=1e-5"], "a critic is given"),
+        (["reference.zero_stage=3"], "a reference is given"),
+        (["reward.function=null"], "neither reward.function nor reward.model"),
+        (["reward.model=models/reward"], "both given"),
+        (["reward.function=null", "reward.model=models/reward", "reward.batch_tokens=79"], "reward.batch_tokens 79"),
+        (["algorithm.policy_loss=gspo"], "gspo with algorithm.reduction token_mean"),
+        (["algorithm.policy_loss=cispo", "algorithm.dual_clip=3"], "dual_clip 3"),
+        (["model.attention=flash_attention_2", "model.dtype=bfloat16"], "flash_attention_2 with cluster.device cpu"),
+        (["cluster.device=cuda", "model.attention=flash_attention_2", "model.dtype=float32"], "model.dtype float32"),
+        (["memory.tier=pinned"], "memory.tier pinned"),
+        (["rollout.min_new_tokens=17"], "min_new_tokens 17"),
+        (["rollout.record=b.jsonl", "rollout.replay=../profiles/p.yaml"], "both given"),
+        (["rollout.replay=none.jsonl"], "none.jsonl does not exist"),
+        (["cluster.num_nodes=2"], "without cluster.address"),
+        (["actor.schedule=cosine", "actor.warmup_steps=3"], "actor.warmup_steps 3"),
+        (["actor.min_lr_ratio=0.1"], "schedule constant"),
+        (["algorithm.advantage=gae", "critic.min_lr_ratio=0.1"], "critic.min_lr_ratio"),
+        (["data.train=openai/gsm8k"], "the scorer belongs to a reasoning_gym task"),
+        (["data.train=openai/gsm8k", "reward.function=math_verify", "data.task_args.a=1"], "data.task_args (a)"),
+        (["data.train='reasoning_gym:'"], "names no task"),
+        (["data.train=train.jsonl", "reward.function=math_verify"], "train.jsonl does not exist"),
+        (["data.eval=./held_out"], "./held_out does not exist"),
+        (["model.path=models/none"], "models/none is no model folder"),
+        (["model.path=./tiny"], "./tiny is no model folder"),
+        (["model.path=a/b/c"], "a/b/c is no model folder"),
+        (["model.path=../profiles"], "has no config.json"),
+        (["reward.function=scores"], "neither a built-in function nor file.py:function"),
+        (["reward.function=scores.py:f"], "scores.py does not exist"),
+        (["data.eval_function=none.py:f"], "data.eval_function: the file"),
+        (["data.max_prompt_tokens=2040"], "reads 2048 tokens"),
+        (
+            ["cluster.gpus_per_node=6", "train.prompts_per_step=6", "rollout.tensor_parallel_size=3"],
+            "4 attention heads",
+        ),
+    ],
+)
+def test_a_broken_rule_is_told_alone_with_its_values(profile, overrides, said):
+    message = refusal(profile, *overrides)
+    assert "one problem" in message, message
+    assert said in message
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["rollout.engines=1", "rollout.tensor_parallel_size=2"],
+        ["rollout.engines=2", "rollout.tensor_parallel_size=1"],
+        ["train.prompts_per_update=2", "train.epochs=2"],
+        ["algorithm.advantage=gae", "rollout.samples_per_prompt=1", "critic.learning_rate=1e-5"],
+        ["algorithm.advantage=reinforce", "rollout.samples_per_prompt=1"],
+        ["algorithm.kl_coef=0.1", "reference.zero_stage=3"],
+        ["algorithm.policy_loss=gspo", "algorithm.reduction=sequence_mean"],
+        ["model.path=Qwen/Qwen2.5-0.5B-Instruct"],
+        ["model.path=gpt2"],
+        ["data.train=openai/gsm8k", "reward.function=math_verify"],
+        ["reward.function=null", "reward.model=some-org/some-reward-model"],
+        ["cluster.num_nodes=2", "cluster.address=auto"],
+        ["critic=null", "reference=null"],
+        ["cluster.device=cuda", "cluster.gpus_per_node=8"],
+    ],
+)
+def test_a_sound_profile_passes(profile, overrides):
+    check(load_run(profile, overrides))
+
+
+def test_a_reward_function_is_looked_up_in_its_file(profile):
+    profile.with_name("scores.py").write_text(
+        "import does_not_exist\n\nasync def short(prompts, responses, labels): ...\n"
+    )
+    load_run(profile, ["reward.function=scores.py:short"])
+    message = refusal(profile, "reward.function=scores.py:long")
+    assert "defines no long" in message
+    assert "short" in message
+    profile.with_name("scores.py").write_text("def broken(:\n")
+    assert "line 1, is not valid Python" in refusal(profile, "reward.function=scores.py:broken")
+
+
+# Paths
+
+
+def test_paths_are_found_from_the_working_directory_then_from_the_profile(profile, tmp_path):
+    cfg = load_run(profile)
+    assert resolve_path(cfg, "models/tiny") == tmp_path / "models" / "tiny"
+    here = Path.cwd() / "models" / "tiny"
+    here.mkdir(parents=True)
+    assert resolve_path(cfg, "models/tiny") == here
+    assert resolve_path(cfg, "nowhere") == Path.cwd() / "nowhere"
+
+
+# Resolving
+
+
+def test_resolve_leaves_no_auto_and_reads_back_as_the_same_run(profile, tmp_path):
+    profile.with_name("scores.py").write_text("def f(prompts, responses, labels): ...\n")
+    written = ["algorithm.advantage=gae", "algorithm.kl_coef=0.1", "reward.function=scores.py:f"]
+    cfg = resolve(load_run(profile, written), tmp_path / "runs" / "one")
+    text = dump(cfg)
+    assert ": auto" not in text
+    assert cfg.critic.path == cfg.reference.path == cfg.model.path == str(tmp_path / "models" / "tiny")
+    assert cfg.reward.function == f"{profile.with_name('scores.py')}:f" == cfg.data.eval_function
+    assert (cfg.rollout.engines, cfg.train.prompts_per_update, cfg.memory.tier) == (2, 8, "file")
+    assert cfg.memory.swap_dir == str(tmp_path / "runs" / "one" / "swap")
+    assert (cfg.logging.runs_dir, cfg.logging.name) == (str(tmp_path / "runs"), "one")
+
+    again = tmp_path / "elsewhere" / "deep" / "profile.yaml"
+    again.parent.mkdir()
+    again.write_text(text)
+    assert dump(resolve(load_run(again), tmp_path / "runs" / "one")) == text
+
+
+def test_auto_follows_the_device(profile, monkeypatch):
+    monkeypatch.setattr(machine, "visible_gpus", lambda: 4)
+    monkeypatch.setattr(machine, "gpu_bytes", lambda: 80 * 2**30)
+    monkeypatch.setattr(machine, "has_flash_attention", lambda: True)
+    wanted = ["cluster.device=auto", "cluster.gpus_per_node=auto", "rollout.tensor_parallel_size=2"]
+    cfg = resolve(load_run(profile, wanted))
+    assert (cfg.cluster.device, cfg.cluster.gpus_per_node, cfg.rollout.engines) == ("cuda", 4, 2)
+    assert (cfg.model.attention, cfg.memory.tier, cfg.memory.device_bytes) == (
+        "flash_attention_2",
+        "pinned",
+        80 * 2**30,
+    )
+    assert (cfg.rollout.repeatable, cfg.rollout.enforce_eager) == (False, False)
+
+    monkeypatch.setattr(machine, "visible_gpus", lambda: 0)
+    cfg = resolve(load_run(profile, wanted))
+    assert (cfg.cluster.device, cfg.cluster.gpus_per_node, cfg.rollout.engines) == ("cpu", 2, 1)
+    assert (cfg.model.attention, cfg.rollout.repeatable) == ("sdpa", True)
+    assert cfg.memory.device_bytes == int(0.8 * machine.ram_bytes() / 2)
+    assert "auto finds no CUDA GPU" in refusal(profile, "cluster.device=cuda", "cluster.gpus_per_node=auto")
+
+
+def test_a_cpu_without_bf16_gets_fp32_and_a_word(profile, monkeypatch):
+    monkeypatch.setattr(machine, "cpu_has_bf16", lambda: False)
+    cfg = resolve(load_run(profile))
+    assert cfg.model.dtype == "float32"
+    assert "bf16" in cfg.notes[0]
+    assert resolve(load_run(profile, ["model.dtype=bfloat16"])).notes == ()
+    monkeypatch.setattr(machine, "cpu_has_bf16", lambda: True)
+    assert resolve(load_run(profile)).model.dtype == "bfloat16"
+
+
+def test_kv_cache_holds_an_engines_sequences_at_full_length(profile):
+    cfg = resolve(load_run(profile, ["model.dtype=bfloat16", "data.eval_size=8"]))
+    tokens = 32 * (64 + 16)  # 8 prompts x 8 samples over 2 engines
+    per_token = 2 * 2 * 2 * 32 * 2  # keys and values, layers, kv heads, head size, bytes
+    assert tokens * per_token <= cfg.rollout.kv_cache < 2 * tokens * per_token + 32 * 256 * per_token
+    tight = resolve(load_run(profile, ["memory.device_bytes=8MiB"]))
+    assert tight.rollout.kv_cache == 2 * 2**20
+
+
+# Derived
+
+
+def test_counts_that_the_loop_uses(profile):
+    cfg = resolve(load_run(profile, ["train.prompts_per_update=4", "train.epochs=3", "algorithm.kl_coef=0.1"]))
+    assert (cfg.world_size, cfg.samples_per_step, cfg.max_sequence_tokens) == (2, 64, 80)
+    assert (cfg.updates_per_epoch, cfg.updates_per_rollout, cfg.total_updates) == (2, 6, 18)
+    assert cfg.roles == ("actor", "reference")
+
+
+def test_placement_gives_each_gpu_a_rank_of_every_role_and_engines_consecutive_gpus(profile):
+    wanted = [
+        "cluster.num_nodes=2",
+        "cluster.gpus_per_node=4",
+        "cluster.address=auto",
+        "rollout.tensor_parallel_size=2",
+    ]
+    places = placement(resolve(load_run(profile, [*wanted, "algorithm.advantage=gae"])))
+    assert [(p.node, p.gpu) for p in places] == [(n, g) for n in range(2) for g in range(4)]
+    assert [(p.engine, p.tp_rank) for p in places] == [(e, t) for e in range(4) for t in range(2)]
+    assert {(p.roles, p.processes) for p in places} == {(("actor", "critic"), 3)}
