@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError
+from ray.exceptions import GetTimeoutError, RayActorError
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -251,6 +251,10 @@ def _order_bundles(pool: Pool, num_nodes: int, gpus_per_node: int, timeout_s: fl
         gpu_ids = ray.get([p.__ray_call__.remote(_own_gpu) for p in probes], timeout=timeout_s)
     except GetTimeoutError as error:
         raise PlacementError(f"The processes that probe the bundles did not start within {timeout_s:.0f} s.") from error
+    except RayActorError as error:
+        raise PlacementError(
+            f"Processes cannot start in the bundles; is hybrid installed on every node? {error}"
+        ) from error
     finally:
         for probe in probes:
             ray.kill(probe)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from hybrid.algorithms.logprobs import chunked_logprobs
+from hybrid.algorithms.logprobs import chunk_count, chunked_logprobs
 from hybrid.errors import ConfigError
 from hybrid.roles import attention
 from hybrid.roles.packing import PackedBatch
@@ -44,8 +45,23 @@ class PolicyModel(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """float32 log-probs R of `batch.targets_R` at `temperature`, and entropies R when asked for."""
         hidden_RH = _hidden(self.hf.base_model, batch)[batch.predict_R]
-        head = self.hf.get_output_embeddings()
-        return chunked_logprobs(hidden_RH, head, batch.targets_R, temperature, with_entropy=with_entropy)
+        return chunked_logprobs(
+            hidden_RH,
+            self.hf.get_output_embeddings(),
+            batch.targets_R,
+            temperature,
+            with_entropy=with_entropy,
+            min_chunks=self._chunks_of_longest_rank(len(hidden_RH)),
+        )
+
+    def _chunks_of_longest_rank(self, tokens: int) -> int:
+        """Under ZeRO-3 each call of the head gathers its weight from all ranks, so all must make as many calls."""
+        chunks = chunk_count(tokens)
+        if not hasattr(self.hf.get_output_embeddings().weight, "ds_id"):
+            return chunks
+        longest = torch.tensor(chunks)
+        dist.all_reduce(longest, dist.ReduceOp.MAX)
+        return int(longest)
 
 
 class ValueModel(nn.Module):
@@ -64,10 +80,8 @@ class ValueModel(nn.Module):
 
 def _hidden(trunk: nn.Module, batch: PackedBatch) -> torch.Tensor:
     """N x H last hidden states."""
-    if trunk.config._attn_implementation == attention.NAME:
-        layout = {"packed_segments": batch.segments}
-    else:
-        layout = batch.varlen_kwargs()
+    shares_prompts = trunk.config._attn_implementation == attention.NAME
+    layout = {"packed_segments": batch.segments} if shares_prompts else batch.varlen_kwargs()
     ids, positions = batch.input_ids_N[None], batch.position_ids_N[None]
     return trunk(input_ids=ids, position_ids=positions, use_cache=False, **layout).last_hidden_state[0]
 

@@ -35,28 +35,32 @@ class RewardWorker(ModelWorker):
         """Scores of `sequences` (prompt and response in the actor's tokens)."""
         rows = sequences if self.same_tokens else self._reencode(sequences)
         scores = [0.0] * len(rows)
-        for indices in self._by_length(rows):
-            width = max(len(rows[i]) for i in indices)
-            ids = torch.full((len(indices), width), self.tokenizer.pad_token_id)
-            mask = torch.zeros_like(ids)
-            for line, i in enumerate(indices):
-                ids[line, : len(rows[i])] = torch.tensor(rows[i])
-                mask[line, : len(rows[i])] = 1
-            logits = self.model.forward(input_ids=ids.to(self.device), attention_mask=mask.to(self.device)).logits
-            for i, value in zip(indices, logits[:, 0].float().tolist(), strict=True):
-                scores[i] = value
+        for batch in by_length([len(row) for row in rows], self.token_budget):
+            for index, value in zip(batch, self._forward([rows[i] for i in batch]), strict=True):
+                scores[index] = value
         return scores
+
+    def _forward(self, rows: list[list[int]]) -> list[float]:
+        width = max(len(row) for row in rows)
+        ids = torch.full((len(rows), width), self.tokenizer.pad_token_id)
+        mask = torch.zeros_like(ids)
+        for line, row in enumerate(rows):
+            ids[line, : len(row)] = torch.tensor(row)
+            mask[line, : len(row)] = 1
+        logits = self.model.forward(input_ids=ids.to(self.device), attention_mask=mask.to(self.device)).logits
+        return logits[:, 0].float().tolist()
 
     def _reencode(self, sequences: list[list[int]]) -> list[list[int]]:
         texts = self.actor_tokenizer.batch_decode(sequences, skip_special_tokens=False)
         return [self.tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
 
-    def _by_length(self, rows: list[list[int]]) -> list[list[int]]:
-        """Row indices in batches of similar length whose padded size keeps to the token budget."""
-        batches: list[list[int]] = []
-        for index in sorted(range(len(rows)), key=lambda i: len(rows[i])):
-            if batches and (len(batches[-1]) + 1) * len(rows[index]) <= self.token_budget:
-                batches[-1].append(index)
-            else:
-                batches.append([index])
-        return batches
+
+def by_length(lengths: list[int], token_budget: int) -> list[list[int]]:
+    """Indices of rows in batches of similar length whose padded size keeps to `token_budget`; a longer row comes alone."""
+    batches: list[list[int]] = []
+    for index in sorted(range(len(lengths)), key=lambda i: lengths[i]):
+        if batches and (len(batches[-1]) + 1) * lengths[index] <= token_budget:
+            batches[-1].append(index)
+        else:
+            batches.append([index])
+    return batches

@@ -6,6 +6,7 @@ Anonymous (memfd) rather than a file in /dev/shm: it ends with the process that 
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import socket
@@ -57,8 +58,13 @@ def _write_safetensors(fd: int, bucket: list[tuple[str, torch.Tensor]]) -> None:
     text += b" " * (-len(text) % 8)  # tensors begin at a multiple of 8
     _write_all(fd, memoryview(len(text).to_bytes(8, "little") + text))
     for _, tensor in bucket:
-        flat = tensor.detach().cpu().contiguous().reshape(-1)
-        _write_all(fd, memoryview(flat.view(torch.uint8).numpy()))
+        flat = tensor.detach().cpu().contiguous()
+        _write_all(fd, _bytes_of(flat))
+
+
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    """The bytes of a contiguous CPU tensor. Not by way of numpy, which would forbid its storage to be emptied ever after."""
+    return memoryview((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())).cast("B")
 
 
 def _write_all(fd: int, view: memoryview) -> None:

@@ -1,0 +1,244 @@
+"""What happens inside each phase: one function per phase, each entering it through the scheduler."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hybrid.data.batches import Lengths, Plan, lengths_of, plan_micro_batches
+from hybrid.data.samples import Sample
+from hybrid.errors import TrainingStopped
+from hybrid.experience import Experience, Forward, needs_old_logprobs, shard, unshard
+from hybrid.rewards import accuracy
+from hybrid.rewards import score as score_by_function
+from hybrid.roles.objective import PolicyObjective, PolicyRow, ValueRow, check_sampler
+from hybrid.roles.packing import Row
+from hybrid.roles.schedule import learning_rate
+from hybrid.rollout.requests import SamplingOptions
+from hybrid.session import Session
+
+if TYPE_CHECKING:
+    from hybrid.trainer import Progress
+
+SELF_TEST_BOUND = 0.1
+"""Mean absolute log-prob difference in nats that the self-test allows where the profile turns the step's bound off."""
+
+
+def generate(s: Session, progress: Progress) -> list[Sample]:
+    """Samples of the step: from the engines, or as recorded."""
+    if s.engines is None:
+        return s.recorded_step(progress.step)
+    with s.phase("generate"):
+        prompts = s.prompts.take(s.cfg.train.prompts_per_step)
+        samples = s.engines.generate(prompts, _sampling(s), step=progress.step, version=progress.weight_version)
+    if s.recorder is not None:
+        s.recorder.write(progress.step, samples)
+    return samples
+
+
+def _sampling(s: Session) -> SamplingOptions:
+    rollout = s.cfg.rollout
+    return SamplingOptions(
+        n=rollout.samples_per_prompt,
+        max_new_tokens=rollout.max_new_tokens,
+        min_new_tokens=rollout.min_new_tokens,
+        temperature=rollout.temperature,
+        top_p=rollout.top_p,
+        top_k=rollout.top_k,
+        min_p=rollout.min_p,
+        stop=tuple(rollout.stop),
+    )
+
+
+def score(s: Session, samples: list[Sample]) -> list[float]:
+    """One score per sample, from the reward function or the reward model."""
+    with s.phase("score"):
+        scores = _scores(s, samples)
+    for sample, value in zip(samples, scores, strict=True):
+        sample.reward = value
+    return scores
+
+
+def _scores(s: Session, samples: list[Sample]) -> list[float]:
+    if s.reward_model is None:
+        return score_by_function(s.reward, samples)
+    sequences = [sample.prompt.token_ids + sample.token_ids for sample in samples]
+    rows = [Lengths(i, len(ids), 0) for i, ids in enumerate(sequences)]
+    plan = plan_micro_batches(rows, s.cfg.world_size, sum(map(len, sequences)), share_prompts=False)
+    shards = [rank[0] for rank in shard(plan, sequences)]
+    return unshard(plan, [[scores] for scores in s.reward_model.call_sharded("score", shards)])
+
+
+def forward(s: Session, samples: list[Sample]) -> Forward:
+    """Log-probs of reference and old policy, and values: only the passes whose results are used."""
+    old = needs_old_logprobs(s.cfg)
+    if not (old or s.reference or s.critic):
+        return Forward()
+    plan = plan_rows(s, samples, range(len(samples)))
+    rows = shard(plan, policy_rows(samples))
+    temperature = s.cfg.rollout.temperature
+    with s.phase("forward"):
+        return Forward(
+            old_logprobs=unshard(plan, s.actor.call_sharded("logprobs", rows, temperature)) if old else None,
+            ref_logprobs=unshard(plan, s.reference.call_sharded("logprobs", rows, temperature))
+            if s.reference
+            else None,
+            values=unshard(plan, s.critic.call_sharded("values", rows)) if s.critic else None,
+        )
+
+
+def check_rollout(s: Session, experience: Experience) -> None:
+    """Stop before training when trainer and sampler disagree, where the forward pass can tell already.
+
+    Recorded rollouts come from other weights as soon as a setting differs, so there the bound does not apply.
+    """
+    metrics = experience.metrics
+    if s.engines is not None:
+        mean, largest = metrics.get("sampler/logprob_diff_mean"), metrics.get("sampler/logprob_diff_max")
+        check_sampler(mean, largest, s.cfg.algorithm.sampler_kl_bound)
+
+
+def train_critic(s: Session, progress: Progress, experience: Experience, rows: list[int]) -> dict[str, float | None]:
+    """One optimizer step of the critic on `rows`; nothing without a critic."""
+    if s.critic is None:
+        return {}
+    plan = plan_rows(s, experience.samples, rows)
+    policy = policy_rows(experience.samples)
+    values = [ValueRow(policy[i], experience.returns[i], experience.forward.values[i]) for i in range(len(policy))]
+    tokens = sum(len(experience.returns[i]) for i in rows)
+    rate = learning_rate(s.cfg.critic, progress.update, s.cfg.total_updates)
+    with s.phase("train_critic"):
+        results = s.critic.call_sharded("train", shard(plan, values), s.cfg.algorithm.value_clip, float(tokens), rate)
+    _count_skip(s, progress, results[0].applied, "critic")
+    s.note_counted("critic", results)
+    return results[0].metrics | {"lr/critic": rate}
+
+
+def train_actor(s: Session, progress: Progress, experience: Experience, rows: list[int]) -> dict[str, float | None]:
+    """One optimizer step of the actor on `rows`; makes a new weight version when it was applied."""
+    plan = plan_rows(s, experience.samples, rows)
+    policy = policy_rows(experience.samples)
+    old, ref = experience.forward.old_logprobs, experience.forward.ref_logprobs
+    in_loss = s.cfg.algorithm.kl_in == "loss"
+    train_rows = [
+        PolicyRow(
+            row=policy[i],
+            advantages=experience.advantages[i],
+            rollout_logprobs=experience.rollout_logprobs[i],
+            old_logprobs=old[i] if old else None,
+            ref_logprobs=ref[i] if ref and in_loss else None,
+        )
+        for i in range(len(policy))
+    ]
+    rate = learning_rate(s.cfg.actor, progress.update, s.cfg.total_updates)
+    objective = _objective(s, experience, rows)
+    with s.phase("train_actor"):
+        results = s.actor.call_sharded("train", shard(plan, train_rows), objective, rate)
+    _count_skip(s, progress, results[0].applied, "actor")
+    progress.weight_version += results[0].applied
+    s.note_counted("actor", results)
+    known = {key: value for key, value in results[0].metrics.items() if value is not None}
+    return known | {"lr/actor": rate, "train/skipped_steps": float(progress.skipped)}
+
+
+def _objective(s: Session, experience: Experience, rows: list[int]) -> PolicyObjective:
+    a, max_tokens = s.cfg.algorithm, s.cfg.rollout.max_new_tokens
+    tokens = sum(len(experience.advantages[i]) for i in rows)
+    normalizer = {"token_mean": tokens, "sequence_mean": len(rows), "constant": len(rows) * max_tokens}[a.reduction]
+    return PolicyObjective(
+        kind=a.policy_loss,
+        reduction=a.reduction,
+        clip_low=a.clip_low,
+        clip_high=a.clip_high,
+        dual_clip=a.dual_clip,
+        kl_coef=a.kl_coef,
+        kl_kind=a.kl_kind,
+        temperature=s.cfg.rollout.temperature,
+        max_tokens=max_tokens,
+        normalizer=float(normalizer),
+        sampler_bound=a.sampler_kl_bound if s.engines is not None else None,
+    )
+
+
+def _count_skip(s: Session, progress: Progress, applied: bool, role: str) -> None:
+    if applied:
+        progress.skipped_in_a_row = 0
+        return
+    progress.skipped += 1
+    progress.skipped_in_a_row += 1
+    s.report.warn(f"step {progress.step}: a gradient of the {role} was not finite; its optimizer step was skipped")
+    if progress.skipped_in_a_row >= s.cfg.train.max_skipped_steps:
+        raise TrainingStopped(
+            f"{progress.skipped_in_a_row} optimizer steps in a row had gradients that were not finite "
+            f"(train.max_skipped_steps={s.cfg.train.max_skipped_steps}). Lower {role}.learning_rate, look at the rewards in "
+            f"{s.run_dir / 'samples.jsonl'} for extreme values, or train in float32."
+        )
+
+
+def sync(s: Session, progress: Progress) -> None:
+    """Give the engines the actor's weights, unless they hold them: after a skipped update nothing is sent."""
+    if s.engines is None:
+        return
+    with s.phase("sync"):
+        if s.engine_version != progress.weight_version:
+            s.actor.call("send_weights", progress.weight_version)
+            s.engine_version = progress.weight_version
+
+
+def self_test(s: Session, progress: Progress) -> None:
+    """Generate greedily from just synced weights and let the trainer score it. Raises `RolloutError` when the two do not agree."""
+    if s.engines is None:
+        return
+
+    def trainer_logprobs(prompts: list[list[int]], responses: list[list[int]]) -> list[list[float]]:
+        rows = [Row(i, p, r) for i, (p, r) in enumerate(zip(prompts, responses, strict=True))]
+        plan = _plan(s, [Lengths(row.group, len(row.prompt), len(row.response)) for row in rows])
+        with s.phase("forward"):
+            return [t.tolist() for t in unshard(plan, s.actor.call_sharded("logprobs", shard(plan, rows), 1.0))]
+
+    s.scheduler.enter("generate")
+    s.engines.self_test(
+        trainer_logprobs,
+        s.self_test_prompts(),
+        bound=s.cfg.algorithm.sampler_kl_bound or SELF_TEST_BOUND,
+        version=progress.weight_version,
+    )
+    sync(s, progress)
+
+
+def evaluate(s: Session, progress: Progress) -> dict[str, float | None]:
+    """Greedy answers to the held-out problems: mean score, and the share that is right."""
+    if s.engines is None or not s.held_out:
+        return {}
+    with s.phase("evaluate"):
+        greedy = SamplingOptions(s.cfg.rollout.max_new_tokens, temperature=0.0, stop=tuple(s.cfg.rollout.stop))
+        samples = s.engines.generate(s.held_out, greedy, step=0, version=progress.weight_version)
+        scores = score_by_function(s.eval_reward, samples)
+    return {"eval/reward": sum(scores) / len(scores), "eval/accuracy": accuracy(scores)}
+
+
+def export(s: Session) -> Path | None:
+    """Write the trained policy as a Hugging Face folder; its path."""
+    if not s.cfg.checkpoint.export:
+        return None
+    folder = s.run_dir / "model"
+    with s.phase("checkpoint"):
+        s.actor.call("export", str(folder))
+    return folder
+
+
+def policy_rows(samples: list[Sample]) -> list[Row]:
+    return [Row(sample.group, sample.prompt.token_ids, sample.token_ids) for sample in samples]
+
+
+def plan_rows(s: Session, samples: list[Sample], rows: Iterable[int]) -> Plan:
+    """Micro-batches of the samples numbered in `rows`, in those numbers."""
+    numbers = list(rows)
+    plan = _plan(s, lengths_of([samples[i] for i in numbers]))
+    return [[[numbers[i] for i in micro] for micro in rank] for rank in plan]
+
+
+def _plan(s: Session, lengths: list[Lengths]) -> Plan:
+    budget, share = s.cfg.train.micro_batch_tokens, s.cfg.model.attention == "sdpa"
+    return plan_micro_batches(lengths, s.cfg.world_size, budget, share)

@@ -1,0 +1,120 @@
+"""What a run tells: metrics, samples, wandb and the console, behind one object."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from hybrid.config import RunConfig
+from hybrid.data.samples import Sample
+from hybrid.telemetry.console import Console
+from hybrid.telemetry.gpu import GpuUtilization
+from hybrid.telemetry.metrics import MetricsWriter, metric_keys
+from hybrid.telemetry.samples import SamplesWriter
+from hybrid.telemetry.summary import SummaryData
+from hybrid.telemetry.wandb import start_wandb
+
+Metrics = dict[str, float | None]
+
+
+class Reporter:
+    """A context manager around a run; keeps what the closing table needs."""
+
+    def __init__(self, cfg: RunConfig, run_dir: Path):
+        self.cfg, self.run_dir = cfg, run_dir
+        self.console = Console(cfg.logging.progress)
+        self.metrics = MetricsWriter(run_dir / "metrics.jsonl", metric_keys())
+        self.samples = SamplesWriter(run_dir / "samples.jsonl", cfg.logging.samples_per_step)
+        self.gpu = GpuUtilization()
+        self.wandb = None
+        self._stack = ExitStack()
+        self._started = time.monotonic()
+        self._first: Metrics = {}
+        self._summary = SummaryData(title=_title(cfg), seconds=0.0)
+
+    def __enter__(self) -> Reporter:
+        self._stack.enter_context(self.console)
+        self.console.start(self._summary.title, self.run_dir, self.cfg.train.steps)
+        self._stack.callback(self.metrics.close)
+        self._stack.callback(self.samples.close)
+        self._stack.enter_context(self.gpu)
+        self.wandb = start_wandb(self.cfg, self.run_dir, self.console.warn)
+        if self.wandb is not None:
+            self._stack.callback(self.wandb.finish)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.__exit__(*error)
+
+    def stage(self, text: str) -> None:
+        """A slow part of the start."""
+        self.console.stage(text)
+
+    def cluster_is_up(self, dashboard_url: str | None) -> None:
+        """Ray answers: say where to watch it."""
+        if dashboard_url is not None:
+            self.console.note(f"Ray dashboard: {dashboard_url}")
+
+    def phase(self, name: str) -> None:
+        self.console.phase(name)
+
+    def warn(self, text: str) -> None:
+        self.console.warn(text)
+
+    def training_starts(self, evaluation: Metrics, totals: Mapping[str, float]) -> None:
+        """The start is over: its evaluation and its times go into the first step's line."""
+        self._add_times(totals)
+        self._first = evaluation | {key: totals[key] for key in ("time/init", "time/evaluate") if key in totals}
+        self._summary.accuracy_start = evaluation.get("eval/accuracy")
+
+    def step(self, step: int, metrics: Metrics, samples: Sequence[Sample]) -> None:
+        """Write a step's line everywhere."""
+        self._add_times(metrics)
+        row = self.metrics.write(self._first | metrics | {"step": step, "gpu/utilization": self.gpu.take()})
+        self._first = {}
+        self._summary.rewards.append(row["reward/mean"])
+        self._summary.accuracy_end = metrics.get("eval/accuracy")
+        for key, value in row.items():
+            if key.startswith("memory/peak/") and value is not None:
+                role = key.removeprefix("memory/peak/")
+                self._summary.peak_bytes[role] = max(self._summary.peak_bytes.get(role, 0), int(value))
+        self.samples.write(step, samples)
+        if self.wandb is not None:
+            self.wandb.log(step, row)
+        self.console.step(row)
+
+    def finish(self, exported: Path | None) -> None:
+        """The closing table."""
+        self._summary.seconds = time.monotonic() - self._started
+        self._summary.written = {
+            "run folder": self.run_dir,
+            "metrics": self.run_dir / "metrics.jsonl",
+            "samples": self.run_dir / "samples.jsonl",
+            "memory ledger": self.run_dir / "memory.jsonl",
+        }
+        if exported is not None:
+            self._summary.written["model"] = exported
+        self._summary.next_commands = _next_commands(self.cfg, self.run_dir)
+        self.console.summary(self._summary)
+
+    def _add_times(self, totals: Mapping[str, float | None]) -> None:
+        for key, seconds in totals.items():
+            if key.startswith("time/") and key != "time/step" and seconds is not None:
+                name = key.removeprefix("time/")
+                self._summary.phase_seconds[name] = self._summary.phase_seconds.get(name, 0.0) + seconds
+
+
+def _title(cfg: RunConfig) -> str:
+    algorithm = {"gae": "PPO", "group_norm": "GRPO"}.get(cfg.algorithm.advantage, cfg.algorithm.advantage)
+    return f"{algorithm} on {cfg.data.train}, {cfg.world_size} {cfg.cluster.device} GPU(s), ZeRO-{cfg.actor.zero_stage}"
+
+
+def _next_commands(cfg: RunConfig, run_dir: Path) -> list[tuple[str, str]]:
+    profile = run_dir / "profile.yaml"
+    return [
+        (f"tail -n 4 {run_dir / 'samples.jsonl'}", "read the last rollouts"),
+        (f"hybrid train {profile} logging.name=again train.steps={2 * cfg.train.steps}", "train twice as long"),
+        (f"hybrid train {profile} memory.policy=resident logging.name=resident", "compare with nothing moving"),
+    ]

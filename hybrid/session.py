@@ -1,0 +1,283 @@
+"""Everything a run holds: the pool, its groups and engines, the scheduler, data, rewards and records.
+
+`open_session` starts it in the order that keeps the device free: engines first, put to sleep at once; then one role after another, each
+leaving before the next loads. Processes start, and import, all together.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from hybrid.config import RunConfig, model_source
+from hybrid.data.prompts import PromptSource, load_eval, load_prompts
+from hybrid.data.rollouts import RolloutRecorder, load_rollouts
+from hybrid.data.samples import Prompt, Sample
+from hybrid.errors import DataError
+from hybrid.memory.ledger import Ledger
+from hybrid.memory.scheduler import MemoryScheduler
+from hybrid.memory.tenants import RankPeak
+from hybrid.pool import Pool, open_pool
+from hybrid.reporting import Reporter
+from hybrid.rewards import RewardFunction, load_rewards
+from hybrid.roles.actor import ActorWorker, ReferenceWorker
+from hybrid.roles.critic import CriticWorker
+from hybrid.roles.group import RoleGroup
+from hybrid.roles.models import ModelOptions
+from hybrid.roles.objective import UpdateResult
+from hybrid.roles.reward import RewardWorker
+from hybrid.roles.zero import ZeroOptions
+from hybrid.rollout.group import EngineGroup
+from hybrid.rollout.requests import EngineOptions
+
+TRAINED_PARTS = ("weights", "gradients", "optimizer")
+ROLES = {
+    "actor": (ActorWorker, TRAINED_PARTS),
+    "critic": (CriticWorker, TRAINED_PARTS),
+    "reference": (ReferenceWorker, ("weights",)),
+    "reward": (RewardWorker, ("weights",)),
+}
+SELF_TEST_TEXTS = (
+    "The capital of France is",
+    "One, two, three, four, five, six, seven, eight, nine, ten. Now count backwards:",
+)
+
+
+@dataclass
+class Session:
+    """A run under way. Groups and engines that the config does not ask for are None."""
+
+    cfg: RunConfig
+    run_dir: Path
+    pool: Pool
+    scheduler: MemoryScheduler
+    ledger: Ledger
+    report: Reporter
+    groups: dict[str, RoleGroup]
+    engines: EngineGroup | None
+    tokenizer: PreTrainedTokenizerBase
+    prompts: PromptSource | None
+    held_out: list[Prompt]
+    reward: RewardFunction | None
+    eval_reward: RewardFunction | None
+    recorder: RolloutRecorder | None
+    recorded: dict[int, list[Sample]] = field(default_factory=dict)
+    engine_version: int | None = None
+    """Weight version that the engines hold; None before the first sync and after their weights left."""
+    counted: dict[str, int] = field(default_factory=dict)
+    """Bytes that training counted just before its last update, by metric name."""
+
+    @property
+    def actor(self) -> RoleGroup:
+        return self.groups["actor"]
+
+    @property
+    def critic(self) -> RoleGroup | None:
+        return self.groups.get("critic")
+
+    @property
+    def reference(self) -> RoleGroup | None:
+        return self.groups.get("reference")
+
+    @property
+    def reward_model(self) -> RoleGroup | None:
+        return self.groups.get("reward")
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Work of one phase, with its tenants resident."""
+        self.report.phase(name)
+        with self.scheduler.running(name):
+            self.note_lost_weights()
+            yield
+
+    def note_lost_weights(self) -> None:
+        """Engines whose weights left the device hold no version until the next sync."""
+        if ("rollout", "weights") not in self.scheduler.resident:
+            self.engine_version = None
+
+    def self_test_prompts(self) -> list[list[int]]:
+        """Two prompts of unlike length, so that padding and batching mistakes show."""
+        return [self.tokenizer(text)["input_ids"] for text in SELF_TEST_TEXTS]
+
+    def recorded_step(self, step: int) -> list[Sample]:
+        """The recorded rollout of `step`. Raises `DataError` when the recording is shorter."""
+        if step not in self.recorded:
+            raise DataError(
+                f"rollout.replay={self.cfg.rollout.replay} holds {len(self.recorded)} steps, but step {step} was asked for: "
+                f"set train.steps={len(self.recorded)}."
+            )
+        return self.recorded[step]
+
+    def take_step_totals(self) -> dict[str, float | None]:
+        """What ledger, training and data know about the step that ended."""
+        dropped = None if self.prompts is None else float(self.prompts.dropped)
+        return self.ledger.take_step_totals() | self.counted | {"data/dropped_prompts": dropped}
+
+    def note_counted(self, role: str, results: list[UpdateResult]) -> None:
+        """Keep what the ranks counted at the height of training, where gradients exist."""
+        for part in TRAINED_PARTS:
+            self.counted[f"memory/counted/{role}.{part}"] = max(r.counted.get(part, 0) for r in results)
+
+
+@contextmanager
+def open_session(cfg: RunConfig, run_dir: Path) -> Iterator[Session]:
+    """Start everything; whatever happens inside, everything is stopped at the end."""
+    started = time.perf_counter()
+    with ExitStack() as stack:
+        report = stack.enter_context(Reporter(cfg, run_dir))
+        ledger = Ledger(run_dir / "memory.jsonl")
+        stack.callback(ledger.close)
+        tokenizer = AutoTokenizer.from_pretrained(
+            _source(cfg, cfg.model.path), cfg.reward.batch_tokens, trust_remote_code=cfg.model.trust_remote_code
+        )
+        report.stage("reading the data")
+        prompts = load_prompts(cfg, tokenizer) if cfg.uses_engines else None
+        held_out = load_eval(cfg, tokenizer) if cfg.uses_engines else []
+        reward, eval_reward = load_rewards(cfg)
+        recorded = {} if cfg.uses_engines else load_rollouts(cfg.rollout.replay)
+        recorder = RolloutRecorder(cfg.rollout.record) if cfg.rollout.record else None
+        if recorder is not None:
+            stack.callback(recorder.close)
+
+        report.stage("starting Ray")
+        pool = open_pool(
+            num_nodes=cfg.cluster.num_nodes,
+            gpus_per_node=cfg.cluster.gpus_per_node,
+            processes_per_bundle=len(cfg.roles) + cfg.uses_engines,
+            device=cfg.cluster.device,
+            log_dir=run_dir / "logs",
+            address=cfg.cluster.address,
+            timeout_s=cfg.cluster.start_timeout_s,
+            dashboard=cfg.cluster.dashboard,
+        )
+        stack.callback(pool.stop)
+        report.cluster_is_up(pool.dashboard_url)
+        groups = {role: _spawn(cfg, run_dir, pool, role) for role in cfg.roles}
+        engines = _engine_group(cfg, pool) if cfg.uses_engines else None
+        scheduler = _scheduler(cfg, ledger, groups, engines)
+        _load_all(cfg, report, scheduler, groups, engines)
+        ledger.phase("init", time.perf_counter() - started, scheduler.peaks())
+        yield Session(
+            cfg,
+            run_dir,
+            pool,
+            scheduler,
+            ledger,
+            report,
+            groups,
+            engines,
+            tokenizer,
+            prompts,
+            held_out,
+            reward,
+            eval_reward,
+            recorder,
+            recorded,
+        )
+
+
+def _spawn(cfg: RunConfig, run_dir: Path, pool: Pool, role: str) -> RoleGroup:
+    cls, parts = ROLES[role]
+    threads = cfg.cluster.threads_per_process
+    return RoleGroup(
+        pool,
+        role,
+        cls,
+        parts,
+        cfg.cluster.call_timeout_s,
+        env={"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"},
+        device=cfg.cluster.device,
+        threads=threads,
+        tier=cfg.memory.tier,
+        swap_dir=cfg.memory.swap_dir or str(run_dir / "swap"),
+    )
+
+
+def _engine_group(cfg: RunConfig, pool: Pool) -> EngineGroup:
+    options = EngineOptions(
+        model_path=_source(cfg, cfg.model.path),
+        dtype=cfg.model.dtype,
+        device=cfg.cluster.device,
+        kv_cache_bytes=cfg.rollout.kv_cache,
+        max_model_len=cfg.max_sequence_tokens,
+        tensor_parallel_size=cfg.rollout.tensor_parallel_size,
+        max_num_seqs=cfg.rollout.max_num_seqs,
+        enforce_eager=cfg.rollout.enforce_eager,
+        seed=cfg.train.seed,
+        threads=cfg.cluster.threads_per_process,
+        trust_remote_code=cfg.model.trust_remote_code,
+    )
+    return EngineGroup(
+        pool, options, repeatable=cfg.rollout.repeatable, seed=cfg.train.seed, call_timeout_s=cfg.cluster.call_timeout_s
+    )
+
+
+def _scheduler(
+    cfg: RunConfig, ledger: Ledger, groups: dict[str, RoleGroup], engines: EngineGroup | None
+) -> MemoryScheduler:
+    def peaks() -> list[RankPeak]:
+        timeout = cfg.memory.barrier_timeout_s
+        of_roles = [peak for group in groups.values() for peak in group.call("take_peak")]
+        return of_roles + (engines.peaks(timeout) if engines else [])
+
+    return MemoryScheduler(
+        {},
+        policy=cfg.memory.policy,
+        ledger=ledger,
+        device=cfg.cluster.device,
+        residue_tolerance=cfg.memory.residue_tolerance,
+        residue_slack=cfg.memory.residue_slack,
+        barrier_timeout_s=cfg.memory.barrier_timeout_s,
+        peaks=peaks,
+    )
+
+
+def _load_all(
+    cfg: RunConfig,
+    report: Reporter,
+    scheduler: MemoryScheduler,
+    groups: dict[str, RoleGroup],
+    engines: EngineGroup | None,
+) -> None:
+    if engines is not None:
+        report.stage(f"starting {cfg.rollout.engines} engine(s)")
+        engines.start(cfg.cluster.call_timeout_s)
+        scheduler.adopt("rollout", engines)
+    for role, group in groups.items():
+        report.stage(f"loading the {role}")
+        group.load(*_load_arguments(cfg, role))
+        if role == "actor" and engines is not None:
+            group.call("connect", engines.handles, cfg.rollout.weight_bucket, cfg.cluster.call_timeout_s)
+        scheduler.adopt(role, group)
+
+
+def _load_arguments(cfg: RunConfig, role: str) -> tuple:
+    dtype = getattr(torch, cfg.model.dtype)
+    if role == "reward":
+        trust = cfg.model.trust_remote_code
+        return _source(cfg, cfg.reward.model), dtype, _source(cfg, cfg.model.path), cfg.reward.batch_tokens, trust
+    section = getattr(cfg, role)
+    options = ModelOptions(
+        path=_source(cfg, getattr(section, "path", None) or cfg.model.path),
+        dtype=dtype,
+        attention=cfg.model.attention,
+        gradient_checkpointing=cfg.model.gradient_checkpointing and role in ("actor", "critic"),
+        trust_remote_code=cfg.model.trust_remote_code,
+        seed=cfg.train.seed,
+    )
+    if role == "reference":
+        return options, section.zero_stage
+    return options, ZeroOptions(
+        section.zero_stage, dtype, section.betas, section.eps, section.weight_decay, section.max_grad_norm
+    )
+
+
+def _source(cfg: RunConfig, path: str) -> str:
+    return str(model_source(cfg, path))

@@ -1,0 +1,71 @@
+"""The loop: generate, score, forward, advantages, train critic, train actor, sync.
+
+Every phase is entered through the memory scheduler, which first moves out what the phase does not need and then brings what it does.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from hybrid import phases
+from hybrid.config import RunConfig
+from hybrid.data.samples import Sample
+from hybrid.experience import make_experience, update_batches
+from hybrid.session import Session, open_session
+
+
+@dataclass
+class Progress:
+    """Where the run is; with the prompt stream's position, all that the loop itself remembers."""
+
+    step: int = 0
+    update: int = 0
+    """Optimizer steps asked for so far, skipped ones included: what schedules count."""
+    weight_version: int = 0
+    skipped: int = 0
+    skipped_in_a_row: int = 0
+
+
+def train(cfg: RunConfig, run_dir: Path) -> None:
+    """Run a resolved config to its end in `run_dir`.
+
+    Raises `HybridError`: what was wrong, and the fix. Whatever happens, no process of the run stays.
+    """
+    with open_session(cfg, run_dir) as s:
+        progress = Progress()
+        phases.sync(s, progress)
+        phases.self_test(s, progress)
+        s.report.training_starts(phases.evaluate(s, progress), s.ledger.take_step_totals())
+        exported = None
+        for step in range(1, cfg.train.steps + 1):
+            progress.step = s.ledger.step = step
+            metrics, samples = train_step(s, progress)
+            if step == cfg.train.steps:
+                metrics |= phases.evaluate(s, progress)
+                exported = phases.export(s)
+            s.report.step(step, metrics | s.take_step_totals(), samples)
+        s.report.finish(exported)
+
+
+def train_step(s: Session, progress: Progress) -> tuple[dict[str, float | None], list[Sample]]:
+    """One rollout and the training on it. Returns the step's metrics and its samples, scored."""
+    started = time.perf_counter()
+    samples = phases.generate(s, progress)
+    scores = phases.score(s, samples)
+    forward = phases.forward(s, samples)
+    experience = make_experience(s.cfg, samples, scores, forward)
+    phases.check_rollout(s, experience)
+
+    metrics = dict(experience.metrics)
+    for groups in update_batches(s.cfg, progress.step):
+        rows = [i for i, sample in enumerate(samples) if sample.group in groups]
+        metrics |= phases.train_critic(s, progress, experience, rows)
+        metrics |= phases.train_actor(s, progress, experience, rows)
+        progress.update += 1
+    phases.sync(s, progress)
+
+    seconds = time.perf_counter() - started
+    metrics |= {"time/step": seconds, "tokens/per_second": metrics["tokens/generated"] / seconds}
+    return metrics, samples
