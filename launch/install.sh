@@ -150,13 +150,14 @@ logged() { # what command...
 }
 
 tick() { # pid of the script
-    local began=$SECONDS last=0 line
+    local began=$SECONDS last=0 line told_from
+    told_from="$(stat -c %s "$LOG")"
     exec 9>&-
     while kill -0 "$1" 2>/dev/null; do
         sleep 1
         ((SECONDS - began >= last + 20)) || continue
         last=$((SECONDS - began))
-        line="$(grep -E '^ *(Collecting|Downloading|Using cached|Building|Preparing|Installing|Successfully|Attempting)' "$LOG" | tail -n 1)"
+        line="$(tail -c "+$((told_from + 1))" "$LOG" | grep -E '^ *(Collecting|Downloading|Building|Preparing|Installing|Removing)' | tail -n 1)"
         say "  $(human_seconds "$last"): $(cut -c 1-100 <<<"${line#"${line%%[! ]*}"}")"
     done
 }
