@@ -38,7 +38,7 @@ class ReferenceWorker(PolicyForward):
         self.share_prompts = options.share_prompts
         policy = load_partitioned(stage, options.dtype, lambda: load_policy(options))
         self.model = FrozenModel(policy.to(self.device) if stage < 3 else policy, stage, options.dtype)
-        return self.count()
+        return self.settle()
 
 
 class ActorWorker(PolicyForward):
@@ -50,7 +50,7 @@ class ActorWorker(PolicyForward):
         self.path = options.path
         policy = load_partitioned(zero.stage, options.dtype, lambda: load_policy(options))
         self.model = TrainedModel(policy, zero)
-        return self.count()
+        return self.settle()
 
     def train(self, micros: list[list[PolicyRow]], objective: PolicyObjective, learning_rate: float) -> UpdateResult:
         """One optimizer step. Raises `TrainingStopped` on all ranks, before the update, when trainer and sampler disagree."""

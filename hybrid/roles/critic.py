@@ -21,7 +21,7 @@ class CriticWorker(ModelWorker):
         self.share_prompts = options.share_prompts
         critic = load_partitioned(zero.stage, options.dtype, lambda: load_critic(options))
         self.model = TrainedModel(critic, zero)
-        return self.count()
+        return self.settle()
 
     def values(self, micros: list[list[Row]]) -> list[list[torch.Tensor]]:
         """float32 values of the states before each response token, a tensor per row, laid out as `micros`."""

@@ -111,7 +111,7 @@ def load_reward_model(path: str, dtype: torch.dtype, trust_remote_code: bool) ->
     model = AutoModelForSequenceClassification.from_pretrained(path, dtype=dtype, trust_remote_code=trust_remote_code)
     if model.config.num_labels != 1:
         raise ConfigError(f"reward.model={path} has {model.config.num_labels} labels; a reward model has one.")
-    return model.eval()
+    return _own_memory(model).eval()
 
 
 def _load(auto: type, options: ModelOptions) -> nn.Module:
@@ -126,4 +126,12 @@ def _load(auto: type, options: ModelOptions) -> nn.Module:
     )
     if options.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return _own_memory(model)
+
+
+def _own_memory(model: nn.Module) -> nn.Module:
+    """`model` with every parameter and buffer in memory of its own: loaded ones are mapped from the file and cannot leave the device."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        if not tensor.untyped_storage().resizable():
+            tensor.data = tensor.data.clone()
     return model

@@ -29,7 +29,7 @@ class RewardWorker(ModelWorker):
         model.config.pad_token_id = self.tokenizer.pad_token_id
         self.token_budget = token_budget
         self.model = FrozenModel(model.to(self.device), 0, dtype)
-        return self.count()
+        return self.settle()
 
     def score(self, sequences: list[list[int]]) -> list[float]:
         """Scores of `sequences` (prompt and response in the actor's tokens)."""

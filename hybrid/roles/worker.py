@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable
 from datetime import timedelta
@@ -76,6 +77,12 @@ class ModelWorker(DistributedWorker):
     def come(self, parts: list[str]) -> list[RankMoved]:
         """Bring `parts` back to where they were, bit for bit."""
         return come_parts(self.swap, parts, self.rank, self.node)
+
+    def settle(self) -> dict[str, int]:
+        """To be called when everything is loaded: bytes of each part. What exists now stays, so later collections need not look at it."""
+        gc.collect()
+        gc.freeze()
+        return self.count()
 
     def count(self) -> dict[str, int]:
         """Bytes of each part, counted by storages; 0 for what is away."""
