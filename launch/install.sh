@@ -18,7 +18,7 @@ main() {
         case "$1" in
             cpu | gpu | auto) extra="$1" ;;
             --test) test_extra="test" ;;
-            -h | --help) sed -n '2,7s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; return 0 ;;
+            -h | --help) print_help "${BASH_SOURCE[0]}"; return 0 ;;
             *) fail "unknown argument '$1'. Usage: bash launch/install.sh [cpu|gpu|auto] [--test]" ;;
         esac
         shift
@@ -158,7 +158,8 @@ tick() { # pid of the script
         ((SECONDS - began >= last + 20)) || continue
         last=$((SECONDS - began))
         line="$(tail -c "+$((told_from + 1))" "$LOG" | grep -E '^ *(Collecting|Downloading|Building|Preparing|Installing|Removing)' | tail -n 1)"
-        say "  $(human_seconds "$last"): $(cut -c 1-100 <<<"${line#"${line%%[! ]*}"}")"
+        line="${line#"${line%%[! ]*}"}"
+        say "  $(human_seconds "$last")${line:+: ${line:0:100}}"
     done
 }
 

@@ -14,7 +14,7 @@ main() {
     local argument
     for argument in "$@"; do
         case "$argument" in
-            -h | --help) sed -n '2,6s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; return 0 ;;
+            -h | --help) print_help "${BASH_SOURCE[0]}"; return 0 ;;
             *.*=* | --dry-run) ;;
             *) fail "'$argument' is not an override: write section.key=value, for example train.steps=10" ;;
         esac

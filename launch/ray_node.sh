@@ -5,7 +5,8 @@
 #   bash launch/ray_node.sh worker HEAD[:PORT]   [--ip ADDRESS] [--num-gpus N]
 #
 # Start the head on the first node, a worker on each other one (for example one `srun` task a node), then on the head:
-#   hybrid train PROFILE cluster.address=HEAD:PORT cluster.num_nodes=N
+#   hybrid train PROFILE cluster.address=auto cluster.num_nodes=N
+# (from elsewhere: RAY_AUTH_MODE=token hybrid train PROFILE cluster.address=HEAD:PORT ...)
 # Every node needs the checkout, the environment (launch/install.sh) and the model at the same paths, and the same Ray token:
 # the head makes ~/.ray/auth_token where there is none; copy it to the others, or set RAY_AUTH_TOKEN on all.
 # --num-gpus gives a machine without GPUs that many logical ones.
@@ -25,7 +26,7 @@ main() {
             [[ "$2" == *:* ]] && port="${2##*:}"
             shift 2
             ;;
-        -h | --help) sed -n '2,13s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; return 0 ;;
+        -h | --help) print_help "${BASH_SOURCE[0]}"; return 0 ;;
         *) fail "'$kind' is neither head nor worker. bash launch/ray_node.sh --help" ;;
     esac
     while (($#)); do
@@ -53,7 +54,7 @@ print(f"STORE={store}", *(f"{name}={value}" for name, value in NODE_ENV.items())
 
     if [[ "$kind" == head ]]; then
         say "starting the head. When it is up: bash launch/ray_node.sh worker $(hostname):$port   on each other node, then here:"
-        say "  hybrid train PROFILE cluster.address=$(hostname):$port cluster.num_nodes=N"
+        say "  hybrid train PROFILE cluster.address=auto cluster.num_nodes=N"
         run_session "$venv/bin/ray" start --head "--port=$port" "${options[@]}"
     else
         await_head "$head" "$port"

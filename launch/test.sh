@@ -15,7 +15,7 @@ main() {
         case "$1" in
             unit | integration | e2e | gpu) suites+=("$1") ;;
             all) suites+=(unit integration e2e); [[ "$(detect_device)" == gpu ]] && suites+=(gpu) ;;
-            -h | --help) sed -n '2,7s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; return 0 ;;
+            -h | --help) print_help "${BASH_SOURCE[0]}"; return 0 ;;
             --) shift; break ;;
             *) fail "unknown suite '$1'. Usage: bash launch/test.sh [unit|integration|e2e|gpu|all ...] [-- pytest arguments]" ;;
         esac
