@@ -188,6 +188,7 @@ def _start_ray(address: str | None, gpus: int, device: str, dashboard: bool) -> 
             ) from error
         return False
     ray.init(
+        address="local",  # or Ray would join any cluster that it finds running on this machine
         num_cpus=max(os.cpu_count() or 1, gpus),
         num_gpus=gpus if device == "cpu" else None,
         include_dashboard=dashboard,

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from hybrid.memory.probe import PeakSampler, measured_bytes
+from hybrid.memory.storages import as_tensor
 from hybrid.memory.swap import Part, StorageSwap, come_parts, leave_parts
 from hybrid.memory.tenants import RankMoved, RankPeak
 from hybrid.memory.tiers import FileTier, PinnedTier
@@ -79,7 +80,13 @@ class ModelWorker(DistributedWorker):
         return come_parts(self.swap, parts, self.rank, self.node)
 
     def settle(self) -> dict[str, int]:
-        """To be called when everything is loaded: bytes of each part. What exists now stays, so later collections need not look at it."""
+        """To be called when everything is loaded: bytes of each part.
+
+        Buffers are written once, for memory that was never touched is counted but not there yet. What exists now stays, so later
+        garbage collections need not look at it.
+        """
+        for _, storage in self.model.storages().get("gradients", []):
+            as_tensor(storage).zero_()
         gc.collect()
         gc.freeze()
         return self.count()

@@ -17,8 +17,9 @@ from transformers.integrations import HfDeepSpeedConfig
 
 from hybrid.memory.tenants import NamedStorage
 
-REDUCE_BUCKET_ELEMENTS = 50_000_000
-"""ZeRO-3 keeps a buffer of this many elements for good; DeepSpeed's default of 5e8 would pin 954 MiB per role."""
+LARGEST_BUCKET = 50_000_000
+"""Elements that ranks exchange at a time, at most. ZeRO-3 keeps a buffer of a bucket for good; DeepSpeed's default of 5e8 would pin
+954 MiB per role."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,9 @@ class StepResult:
     grad_norm: float | None
 
 
-def deepspeed_config(stage: int, dtype: torch.dtype, max_grad_norm: float = 0.0) -> dict:
+def deepspeed_config(
+    stage: int, dtype: torch.dtype, max_grad_norm: float = 0.0, bucket_elements: int = LARGEST_BUCKET
+) -> dict:
     """The DeepSpeed configuration of a role; micro-batches and their boundaries are ours, so both batch sizes are 1."""
     return {
         "train_micro_batch_size_per_gpu": 1,
@@ -52,8 +55,8 @@ def deepspeed_config(stage: int, dtype: torch.dtype, max_grad_norm: float = 0.0)
             "stage": stage,
             "overlap_comm": False,
             "contiguous_gradients": True,
-            "reduce_bucket_size": REDUCE_BUCKET_ELEMENTS,
-            "allgather_bucket_size": REDUCE_BUCKET_ELEMENTS,
+            "reduce_bucket_size": bucket_elements,
+            "allgather_bucket_size": bucket_elements,
         },
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
@@ -81,7 +84,8 @@ class TrainedModel:
         optimizer = torch.optim.AdamW(
             _decay_groups(model, options.weight_decay), lr=0.0, betas=options.betas, eps=options.eps, fused=True
         )
-        config = deepspeed_config(options.stage, options.dtype, options.max_grad_norm)
+        elements = sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters())
+        config = deepspeed_config(options.stage, options.dtype, options.max_grad_norm, min(LARGEST_BUCKET, elements))
         self.engine, self.optimizer, _, _ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
         # Stage 0 in bf16 allocates the moments by an empty step, which would shift Adam's bias correction by one.
         for state in optimizer.state.values():
