@@ -223,9 +223,11 @@ drop_broken_companions() { # python
 verify() { # python
     local lines='import importlib.metadata as m, sys
 import torch, deepspeed, ray, transformers, vllm, hybrid
+import datasets, gguf, math_verify, reasoning_gym, wandb
 versions = [f"{n} {m.version(n)}" for n in ("torch", "deepspeed", "ray", "transformers")]
 print(f"hybrid {hybrid.__version__}", *versions, f"vllm {vllm.__version__}", f"Python {sys.version.split()[0]}", sep=", ")'
     say "checking that all imports"
+    # The first import of a package is slow and may warn about its own code: it happens here.
     logged "imports" "$1" -c "$lines" || {
         tail -n 15 "$LOG" | sed 's/^/  | /' >&2
         fail "the packages are installed but do not import (above). Remove the environment ($(venv_folder)) and call again"

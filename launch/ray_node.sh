@@ -60,7 +60,19 @@ print(f"STORE={store}", *(f"{name}={value}" for name, value in NODE_ENV.items())
         await_head "$head" "$port"
         run_session "$venv/bin/ray" start "--address=$head:$port" "${options[@]}"
     fi
+    local status=$?
+    forget_cluster
+    return "$status"
 }
+
+# Ray notes the cluster that it started last, and programs on this machine join it: not one that has ended.
+forget_cluster() {
+    local note="${RAY_TMPDIR:-/tmp}/ray/ray_current_cluster" address
+    address="$(cat "$note" 2>/dev/null)" || return
+    answers "${address%:*}" "${address##*:}" || rm -f "$note"
+}
+
+answers() { timeout 3 bash -c "</dev/tcp/$1/$2" 2>/dev/null; } # host port
 
 # Ray refuses who does not know the cluster's token: anyone who reaches its ports could run code otherwise.
 check_token() { # kind venv
@@ -73,7 +85,7 @@ check_token() { # kind venv
 
 await_head() { # host port
     local until=$((SECONDS + CONNECT_SECONDS))
-    until timeout 3 bash -c "</dev/tcp/$1/$2" 2>/dev/null; do
+    until answers "$1" "$2"; do
         ((SECONDS < until)) || fail "nothing answers at $1:$2 after $CONNECT_SECONDS s: is the head up, is the name right, does a firewall stand between?"
         sleep 1
     done
