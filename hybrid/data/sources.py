@@ -1,106 +1,80 @@
-"""Where records come from: files, saved or hub datasets, reasoning-gym tasks. A record is a dict of columns with a name for messages."""
+"""Records from wherever they lie: a .jsonl file, a folder saved by `datasets`, the Hugging Face hub."""
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 from typing import Any
 
-from hybrid.config import RunConfig, is_hub_name, resolve_path
 from hybrid.errors import DataError
 
-REASONING_GYM = "reasoning_gym:"
+EVALUATION_SPLITS = ("test", "validation")
 
 
-@dataclass(frozen=True)
-class Record:
-    """One row; `where` names file and line, or source and index, in messages."""
+def read_records(source: str, split: str, evaluation: bool = False) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(where, columns) of every record of `source`; `where` is `file:line` or `name[index]`, for errors.
 
-    columns: dict[str, Any]
-    where: str
-
-
-def is_task(source: str) -> bool:
-    return source.startswith(REASONING_GYM)
-
-
-def read_records(cfg: RunConfig, source: str) -> list[Record]:
-    """All records of a file, a saved `datasets` folder or a hub name. Raises `DataError` naming what is malformed or missing."""
-    path = resolve_path(cfg, source)
+    Data with splits: `split`, and for `evaluation` the split test, else validation.
+    Raises `DataError` for a source or record that cannot be read.
+    """
+    path = Path(source)
     if path.is_file():
-        return list(_jsonl(path))
-    if not path.exists() and not is_hub_name(cfg, source):
+        return _read_jsonl(path)
+    loaded = _load_folder(path) if path.is_dir() else _load_hub(source, None if evaluation else split)
+    if isinstance(loaded, dict):
+        loaded = loaded[_choose_split(source, list(loaded), split, evaluation)]
+    return ((f"{source}[{index}]", dict(row)) for index, row in enumerate(loaded))
+
+
+def _read_jsonl(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    if path.suffix != ".jsonl":
         raise DataError(
-            f"data: {source} does not exist. Name a .jsonl file, a saved datasets folder, a hub name or {REASONING_GYM}TASK."
+            f"{path} is no .jsonl file. Write one JSON object per line, or save the data as a folder: "
+            "datasets.load_dataset('parquet' or 'csv', data_files=...).save_to_disk(FOLDER)."
         )
-    rows = _dataset(path if path.exists() else source, cfg.data.split)
-    return [Record(dict(row), f"{source}[{index}]") for index, row in enumerate(rows)]
-
-
-def _jsonl(path: Path) -> Iterator[Record]:
-    with path.open(encoding="utf-8") as lines:
+    with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
             where = f"{path}:{number}"
             try:
-                columns = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise DataError(
-                    f"{where} is not JSON ({error.msg} at column {error.colno}): one object per line is expected."
-                ) from error
-            if not isinstance(columns, dict):
-                raise DataError(f"{where} holds a {type(columns).__name__}: one JSON object per line is expected.")
-            yield Record(columns, where)
+                record = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+            except ValueError as error:  # Of JSON or of UTF-8.
+                raise DataError(f"{where} is not JSON: {error}. Each line must be one JSON object.") from error
+            if not isinstance(record, dict):
+                raise DataError(f"{where} must be a JSON object, not {type(record).__name__}.")
+            yield where, record
 
 
-def _dataset(source: Path | str, split: str) -> Any:
+def _load_folder(path: Path):
     import datasets
 
     try:
-        loaded = datasets.load_from_disk(str(source)) if isinstance(source, Path) else datasets.load_dataset(source)
-    except Exception as error:  # the library raises whatever its file readers and HTTP client raise
-        hint = (
-            "is it a folder saved with save_to_disk?"
-            if isinstance(source, Path)
-            else "is the name right, and the hub reachable?"
-        )
-        raise DataError(f"data: {source} cannot be loaded; {hint} ({type(error).__name__}: {error})") from error
-    if isinstance(loaded, datasets.DatasetDict):
-        if split not in loaded:
-            raise DataError(f"data.split={split}: {source} has the splits {', '.join(loaded)}.")
-        loaded = loaded[split]
-    return loaded
+        return datasets.load_from_disk(str(path))
+    except Exception as error:
+        raise DataError(
+            f"{path} is no folder that `datasets` saved ({error}). Make one with Dataset.save_to_disk, or point to a .jsonl file."
+        ) from error
 
 
-def make_task(cfg: RunConfig, source: str, seed: int) -> Any:
-    """The reasoning-gym dataset behind `reasoning_gym:TASK`: endless, entry i a function of (seed, i). Raises `DataError`."""
-    import reasoning_gym
-    from reasoning_gym.factory import DATASETS
+def _load_hub(name: str, split: str | None):
+    import datasets
 
-    name = source.removeprefix(REASONING_GYM)
-    if name not in DATASETS:
-        nearest = difflib.get_close_matches(name, DATASETS, n=1, cutoff=0.0)[0]
-        raise DataError(f"data: reasoning-gym has no task {name}; the nearest is {nearest}.")
     try:
-        return reasoning_gym.create_dataset(name, seed=seed, size=2**31 - 1, **cfg.data.task_args)
-    except (TypeError, ValueError, AssertionError) as error:
-        raise DataError(f"data.task_args={cfg.data.task_args}: the task {name} refuses them: {error}") from error
+        return datasets.load_dataset(name, split=split)
+    except Exception as error:  # Network, name, access, split, builder: each with a type and a text of its own.
+        raise DataError(
+            f"The dataset {name} (split {split or 'any'}) could not be loaded from the Hugging Face hub: "
+            f"{type(error).__name__}: {error}\nCheck the name and the network. Without a network, or for a dataset that needs more "
+            f"than a name: where it loads, datasets.load_dataset(...).save_to_disk(FOLDER), and give FOLDER here."
+        ) from error
 
 
-def task_records(cfg: RunConfig, source: str, seed: int) -> Iterator[Record]:
-    """Entries of a task from the first on, as records with columns prompt, label and entry (which its scorer needs)."""
-    task = make_task(cfg, source, seed)
-    for index in count():
-        yield task_record(cfg, task, source, index)
-
-
-def task_record(cfg: RunConfig, task: Any, source: str, index: int) -> Record:
-    """Entry `index` of `task` as a record."""
-    entry = task[index]
-    columns = {cfg.data.prompt_field: entry["question"], cfg.data.label_field: entry["answer"], "entry": entry}
-    return Record(columns, f"{source}[{index}]")
+def _choose_split(source: str, names: list[str], split: str, evaluation: bool) -> str:
+    wanted = EVALUATION_SPLITS if evaluation else (split,)
+    found = next((name for name in wanted if name in names), None)
+    if found is None:
+        fix = "Save the wanted one alone, as a folder of its own" if evaluation else "Set data.split to one of them"
+        raise DataError(f"{source} has no split {' or '.join(wanted)}; its splits are {', '.join(names)}. {fix}.")
+    return found

@@ -1,7 +1,7 @@
-"""Scores from functions: the user's, reasoning-gym's, math-verify's. (Reward models are a role: `hybrid.roles.reward`.)"""
+"""Scores of responses: the user's function, the verifiers that come with hybrid."""
 
 from hybrid.rewards.function import RewardFunction
-from hybrid.rewards.load import load_rewards
+from hybrid.rewards.load import load_reward, load_rewards
 from hybrid.rewards.score import accuracy, score
 
-__all__ = ["RewardFunction", "accuracy", "load_rewards", "score"]
+__all__ = ["RewardFunction", "accuracy", "load_reward", "load_rewards", "score"]

@@ -1,73 +1,92 @@
-"""From a profile's words to reward functions."""
+"""From `reward.function` and `data.eval_function` to something that scores."""
 
 from __future__ import annotations
 
 import difflib
+import hashlib
 import importlib.util
-import inspect
-from collections.abc import Callable
+import sys
 from pathlib import Path
+from types import ModuleType
 
-from hybrid.config import RunConfig, resolve_path
-from hybrid.data.sources import REASONING_GYM, is_task, make_task
-from hybrid.errors import RewardError
-from hybrid.rewards import verifiers
+from hybrid.config import RunConfig
+from hybrid.config.resolve import absolute_function
+from hybrid.data.tasks import Task, eval_task, train_task
+from hybrid.errors import ConfigError
 from hybrid.rewards.function import RewardFunction
+from hybrid.rewards.verifiers import MathVerify, TaskScorer
 
 
 def load_rewards(cfg: RunConfig) -> tuple[RewardFunction | None, RewardFunction | None]:
-    """The reward of training (None where a reward model gives it) and that of the evaluation (the same unless data.eval_function).
+    """Training's reward function (None with a reward model) and the evaluation's (None without an evaluation).
 
-    Raises `RewardError` when a file or function is not there, or does not take prompts, responses and labels.
+    A held-out reasoning-gym set that the profile names no function for is scored by its task. Raises `ConfigError`.
     """
-    training = _load(cfg, cfg.reward.function, cfg.data.train) if cfg.reward.function else None
-    if cfg.data.eval_function is None:
-        return training, training
-    return training, _load(cfg, cfg.data.eval_function, cfg.data.eval or cfg.data.train)
+    function = absolute_function(cfg, cfg.reward.function)
+    reward = None
+    if function:
+        reward = load_reward(function, cfg.reward.timeout_s, train_task(cfg), "reward.function")
+    task = eval_task(cfg)
+    if task is None and cfg.data.eval is None:
+        return reward, None
+    eval_function = absolute_function(cfg, cfg.data.eval_function) or function or ("reasoning_gym" if task else None)
+    if eval_function is None:
+        raise ConfigError(
+            f"data.eval={cfg.data.eval} has nothing that scores it: reward.function is null. Set data.eval_function."
+        )
+    if reward and eval_function == function and task == train_task(cfg):
+        return reward, reward
+    return reward, load_reward(eval_function, cfg.reward.timeout_s, task, "data.eval_function")
 
 
-def _load(cfg: RunConfig, spec: str, source: str) -> RewardFunction:
-    if spec == "math_verify":
-        call: Callable = verifiers.math_verify
-    elif spec == "reasoning_gym":
-        if not is_task(source):
-            raise RewardError(
-                f"The reward reasoning_gym scores {REASONING_GYM}TASK data, not {source}: use math_verify or file.py:function."
+def load_reward(spec: str, timeout_s: float, task: Task | None = None, key: str = "reward.function") -> RewardFunction:
+    """`reasoning_gym` (the scorer of `task`), `math_verify`, or `file.py:function`; `key` is where the profile says so.
+
+    Raises `ConfigError` when there is no such function, or its file does not run.
+    """
+    if spec == "reasoning_gym":
+        if task is None:
+            raise ConfigError(
+                f"{key}=reasoning_gym scores a reasoning_gym task, and the data is none. Set {key} to math_verify or "
+                "file.py:function."
             )
-        call = verifiers.reasoning_gym(make_task(cfg, source, cfg.train.seed))
-    else:
-        call = _from_file(cfg, spec)
-    return RewardFunction(spec, call, cfg.reward.timeout_s)
-
-
-def _from_file(cfg: RunConfig, spec: str) -> Callable:
+        return RewardFunction(TaskScorer(task), spec, timeout_s)
+    if spec == "math_verify":
+        return RewardFunction(MathVerify(), spec, timeout_s)
     file, _, name = spec.rpartition(":")
-    path = resolve_path(cfg, file)
-    if not file or not path.is_file():
-        raise RewardError(f"Reward {spec}: no file {file or spec}. Give `file.py:function`, relative to the profile.")
-    module = _import(path, spec)
-    functions = [n for n, f in vars(module).items() if inspect.isfunction(f) and not n.startswith("_")]
-    if name not in functions:
-        nearest = difflib.get_close_matches(name, functions, n=1, cutoff=0.0)
-        raise RewardError(
-            f"Reward {spec}: {path} has no function {name}" + (f"; the nearest is {nearest[0]}." if nearest else ".")
+    if not file.endswith(".py"):
+        raise ConfigError(f"{key}={spec} is neither reasoning_gym, math_verify nor file.py:function.")
+    module = _load_module(Path(file), key)
+    function = getattr(module, name, None)
+    if not callable(function):
+        names = [n for n, value in vars(module).items() if callable(value) and not n.startswith("_")]
+        near = difflib.get_close_matches(name, names, n=1) or names
+        hint = f"did you mean {' or '.join(near)}?" if near else "it defines none."
+        raise ConfigError(f"{key}: {file} defines no function {name}; {hint}")
+    reward = RewardFunction(function, spec, timeout_s)
+    if not reward.accepts("responses"):
+        raise ConfigError(
+            f"{key}: {spec} does not take responses. Write def {name}(prompts, responses, labels, **columns)."
         )
-    call = getattr(module, name)
-    parameters = inspect.signature(call).parameters
-    takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
-    missing = [p for p in ("prompts", "responses", "labels") if p not in parameters and not takes_any]
-    if missing:
-        raise RewardError(
-            f"Reward {spec} does not take {', '.join(missing)}: write `def {name}(prompts, responses, labels, **columns)`."
-        )
-    return call
+    return reward
 
 
-def _import(path: Path, spec: str):
-    description = importlib.util.spec_from_file_location(f"hybrid_reward_{path.stem}", path)
-    module = importlib.util.module_from_spec(description)
+def _load_module(path: Path, key: str) -> ModuleType:
+    """The module at `path`, run once however many of its functions are asked for. It may import files beside it."""
+    if not path.is_file():
+        raise ConfigError(f"{key}: the file {path} does not exist.")
+    path = path.resolve()
+    name = f"hybrid_reward_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # Before it runs: dataclasses and pickle look it up.
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
     try:
-        description.loader.exec_module(module)
+        spec.loader.exec_module(module)
     except Exception as error:
-        raise RewardError(f"Reward {spec}: importing {path} raised {type(error).__name__}: {error}") from error
+        del sys.modules[name]
+        raise ConfigError(f"{key}: {path} does not run: {type(error).__name__}: {error}") from error
     return module

@@ -1,29 +1,141 @@
-"""Rewards that ship with hybrid."""
+"""Verifiers that come with hybrid, in the form of a user's reward function."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import select
+import subprocess
+import sys
+import tempfile
+import warnings
+import weakref
+from pathlib import Path
 from typing import Any
 
+from hybrid.data.tasks import Task
+from hybrid.rewards.function import BadSample
 
-def math_verify(prompts: list[str], responses: list[str], labels: list[Any]) -> list[float]:
-    """1.0 where the response's last mathematical answer equals the label, boxed or plain, else 0.0 (package math-verify)."""
-    from math_verify import parse, verify
-
-    # Its own timeouts use signals, which only the main thread may set; the reward's deadline bounds the batch.
-    def equal(response: str, label: Any) -> bool:
-        gold = parse(str(label), parsing_timeout=None)
-        return bool(verify(gold, parse(response, parsing_timeout=None), timeout_seconds=None))
-
-    return [float(equal(r, label)) for r, label in zip(responses, labels)]
+COMPARISON_S = 8.0
+"""Seconds after which a comparison's process is killed; it stops by itself after `math_child.LIMIT_S` where Python can be interrupted."""
+START_S = 60.0
+"""Seconds that importing sympy may take on a slow disk."""
 
 
-def reasoning_gym(task: Any) -> Callable[..., list[float]]:
-    """The scorer of a reasoning-gym task: 0.0 to 1.0, 1.0 for exactly the answer."""
+class TaskScorer:
+    """The scorer of a reasoning-gym task: usually 1.0 for the answer, some share for text around it."""
 
-    def reasoning_gym_score(
-        prompts: list[str], responses: list[str], labels: list[Any], entry: list[dict]
-    ) -> list[float]:
-        return [float(task.score_answer(answer=r.strip(), entry=e)) for r, e in zip(responses, entry)]
+    def __init__(self, task: Task):
+        self._name = task.name
+        self._dataset = task.dataset(seed=0, size=100)
+        self._warned = False
 
-    return reasoning_gym_score
+    def __call__(self, responses: list[str], entry: list[dict[str, Any]]) -> list[float]:
+        """`entry`: the reasoning-gym entry of each response."""
+        return [
+            self._score(i, response.strip(), e) for i, (response, e) in enumerate(zip(responses, entry, strict=True))
+        ]
+
+    def _score(self, index: int, response: str, entry: dict[str, Any]) -> float:
+        try:
+            return self._dataset.score_answer(response, entry)
+        except Exception as error:
+            return self._unreadable(index, response, entry, error)
+
+    def _unreadable(self, index: int, response: str, entry: dict[str, Any], error: Exception) -> float:
+        """Some scorers raise on text that is no answer in the task's notation. That is a wrong answer, provided that the scorer works."""
+        try:
+            self._dataset.score_answer(entry["answer"], entry)
+        except Exception as broken:
+            raise BadSample(index, f"{type(broken).__name__}: {broken} (on the task's own answer, too)") from error
+        if not self._warned:
+            self._warned = True
+            message = (
+                f"the scorer of reasoning_gym:{self._name} cannot read some responses and they count as 0, such as"
+            )
+            warnings.warn(f"{message} {response[:200]!r} ({type(error).__name__}: {error})", stacklevel=2)
+        return 0.0
+
+
+class MathVerify:
+    """1.0 where math-verify finds label and response equal, else 0.0.
+
+    In a process of its own: its limits are signals, which only a main thread has, and a response such as 9**9**9**9 may take for ever in
+    code that no signal interrupts. A comparison that is too long counts as not equal and is warned of, once.
+    """
+
+    def __init__(self) -> None:
+        self._child: _Child | None = None
+        self._warned = False
+
+    def __call__(self, responses: list[str], labels: list[Any]) -> list[float]:
+        return [
+            self._score(i, response, label) for i, (response, label) in enumerate(zip(responses, labels, strict=True))
+        ]
+
+    def _score(self, index: int, response: str, label: Any) -> float:
+        if label is None or not str(label).strip():
+            raise BadSample(index, "no label to compare with: set data.label_field to the column that has the answers")
+        if self._child is None:
+            self._child = _Child()
+        reply = self._child.ask([str(label), response])
+        if reply is None:
+            self._child.kill()
+            self._child = None
+        elif "unreadable" in reply:
+            raise BadSample(index, f"math-verify finds no number or expression in the label {str(label)!r}")
+        if reply is None or (reply["late"] and not reply["equal"]):
+            self._warn(response)
+            return 0.0
+        return 1.0 if reply["equal"] else 0.0
+
+    def _warn(self, response: str) -> None:
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"math_verify gave up on responses and they count as 0, such as {response[-200:]!r}", stacklevel=3
+            )
+
+
+class _Child:
+    """A process of `math_child.py`: a JSON line in, a JSON line out."""
+
+    def __init__(self) -> None:
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the process)
+        command = [sys.executable, "-P", str(Path(__file__).with_name("math_child.py"))]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log)
+        weakref.finalize(self, _end, self._process, self._log)
+        if self._read(START_S) is None:
+            self.kill()
+            raise RuntimeError(f"math-verify did not start within {START_S:g} s")
+
+    def ask(self, request: list[str]) -> dict[str, Any] | None:
+        """The reply, or None when it did not come in time."""
+        self._process.stdin.write(json.dumps(request).encode() + b"\n")
+        self._process.stdin.flush()
+        return self._read(COMPARISON_S)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def _read(self, seconds: float) -> dict[str, Any] | None:
+        if not select.select([self._process.stdout], [], [], seconds)[0]:
+            return None
+        line = self._process.stdout.readline()
+        if line:
+            return json.loads(line)
+        status = self._process.wait()
+        if status < 0:  # Killed for its memory, or a recursion too deep for the C stack: the response's doing.
+            return None
+        self._log.seek(0)
+        raise RuntimeError(
+            f"the process of math-verify ended ({status}): {self._log.read()[-2000:].decode(errors='replace')}"
+        )
+
+
+def _end(process: subprocess.Popen, log: Any) -> None:
+    process.kill()
+    process.wait()
+    process.stdin.close()
+    process.stdout.close()
+    log.close()
