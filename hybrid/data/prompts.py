@@ -11,7 +11,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from hybrid.config import RunConfig
+from hybrid.config import RunConfig, model_source
 from hybrid.data.chat import render
 from hybrid.data.samples import Prompt
 from hybrid.data.sources import read_records
@@ -76,9 +76,9 @@ class PromptSource:
 
 
 def load_prompts(cfg: RunConfig, tokenizer: PreTrainedTokenizerBase) -> PromptSource:
-    """Training's prompts, from a resolved config. Files are read and tokenised here; a task's questions when they are taken.
+    """Training's prompts. Files are read and tokenised here; a task's questions when they are taken.
 
-    Raises `ConfigError` and `DataError` for what cannot be used, also when nothing can.
+    Raises `DataError` for what cannot be used, also when nothing can.
     """
     if task := train_task(cfg):
         return _task_source(cfg, tokenizer, task)
@@ -126,7 +126,7 @@ def _read(
 ) -> tuple[list[Prompt], int]:
     """All prompts of a file, folder or hub dataset that are not too long, and how many are."""
     prompts, dropped = [], 0
-    for where, record in read_records(source, cfg.data.split, evaluation):
+    for where, record in read_records(model_source(cfg, source), cfg.data.split, evaluation):
         prompt = _field(record, cfg.data.prompt_field, "data.prompt_field", where)
         label = None
         if cfg.data.label_field in record or cfg.data.label_field != DEFAULT_LABEL_FIELD:

@@ -21,6 +21,10 @@ def read_records(source: str, split: str, evaluation: bool = False) -> Iterator[
     path = Path(source)
     if path.is_file():
         return _read_jsonl(path)
+    if (
+        path.suffix in (".jsonl", ".json") and not path.is_dir()
+    ):  # Asking the hub for it takes half a minute without a network.
+        raise DataError(f"{source} does not exist. Correct the path; it may be relative to the profile's folder.")
     loaded = _load_folder(path) if path.is_dir() else _load_hub(source, None if evaluation else split)
     if isinstance(loaded, dict):
         loaded = loaded[_choose_split(source, list(loaded), split, evaluation)]

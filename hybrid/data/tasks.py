@@ -11,7 +11,7 @@ from itertools import count
 from typing import Any
 
 from hybrid.config import RunConfig
-from hybrid.errors import ConfigError, DataError
+from hybrid.errors import DataError
 
 PREFIX = "reasoning_gym:"
 CHUNK = 1000
@@ -28,7 +28,7 @@ class Task:
     args: dict[str, Any] = field(default_factory=dict, hash=False)
 
     def dataset(self, seed: int, size: int):
-        """The `ProceduralDataset`. Raises `ConfigError` for an unknown task or arguments that it refuses."""
+        """The `ProceduralDataset`. Raises `DataError` for an unknown task or arguments that it refuses."""
         import reasoning_gym
         from reasoning_gym.composite import DatasetSpec
         from reasoning_gym.factory import DATASETS
@@ -36,9 +36,9 @@ class Task:
         if self.name not in DATASETS:
             near = difflib.get_close_matches(self.name, DATASETS, n=3)
             hint = f"Did you mean {' or '.join(near)}?" if near else f"Tasks: {', '.join(sorted(DATASETS))}."
-            raise ConfigError(f"{PREFIX}{self.name}: reasoning-gym has no such task. {hint}")
+            raise DataError(f"{PREFIX}{self.name}: reasoning-gym has no such task. {hint}")
         if reserved := {"seed", "size"} & set(self.args):
-            raise ConfigError(
+            raise DataError(
                 f"data.task_args sets {', '.join(reserved)}; the stream is endless and seeded by train.seed."
             )
         args = dict(self.args)
@@ -48,7 +48,7 @@ class Task:
             return reasoning_gym.create_dataset(self.name, seed=seed, size=size, **args)
         except (TypeError, ValueError, AssertionError) as error:
             fields = [name for name in DATASETS[self.name][1].__dataclass_fields__ if name not in ("seed", "size")]
-            raise ConfigError(
+            raise DataError(
                 f"{PREFIX}{self.name} refuses data.task_args {self.args}: {error}. It takes {', '.join(fields)}."
             ) from error
 
@@ -76,7 +76,7 @@ class NoProblem(Exception):
 def entry(task: Task, stream: str, index: int) -> dict[str, Any]:
     """Entry `index` of the `stream` of a task: "question", "answer", "metadata". Remembered: some puzzles take seconds to make.
 
-    Raises `NoProblem` where the generator gave up, `ConfigError` as `Task.dataset`.
+    Raises `NoProblem` where the generator gave up, `DataError` as `Task.dataset`.
     """
     chunk, offset = divmod(index, CHUNK)
     dataset = _chunk(task, stream, chunk)

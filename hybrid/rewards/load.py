@@ -12,7 +12,7 @@ from types import ModuleType
 from hybrid.config import RunConfig
 from hybrid.config.resolve import absolute_function
 from hybrid.data.tasks import Task, eval_task, train_task
-from hybrid.errors import ConfigError
+from hybrid.errors import RewardError
 from hybrid.rewards.function import RewardFunction
 from hybrid.rewards.verifiers import MathVerify, TaskScorer
 
@@ -20,7 +20,7 @@ from hybrid.rewards.verifiers import MathVerify, TaskScorer
 def load_rewards(cfg: RunConfig) -> tuple[RewardFunction | None, RewardFunction | None]:
     """Training's reward function (None with a reward model) and the evaluation's (None without an evaluation).
 
-    A held-out reasoning-gym set that the profile names no function for is scored by its task. Raises `ConfigError`.
+    A held-out reasoning-gym set that the profile names no function for is scored by its task. Raises `RewardError`.
     """
     function = absolute_function(cfg, cfg.reward.function)
     reward = None
@@ -31,7 +31,7 @@ def load_rewards(cfg: RunConfig) -> tuple[RewardFunction | None, RewardFunction 
         return reward, None
     eval_function = absolute_function(cfg, cfg.data.eval_function) or function or ("reasoning_gym" if task else None)
     if eval_function is None:
-        raise ConfigError(
+        raise RewardError(
             f"data.eval={cfg.data.eval} has nothing that scores it: reward.function is null. Set data.eval_function."
         )
     if reward and eval_function == function and task == train_task(cfg):
@@ -42,11 +42,11 @@ def load_rewards(cfg: RunConfig) -> tuple[RewardFunction | None, RewardFunction 
 def load_reward(spec: str, timeout_s: float, task: Task | None = None, key: str = "reward.function") -> RewardFunction:
     """`reasoning_gym` (the scorer of `task`), `math_verify`, or `file.py:function`; `key` is where the profile says so.
 
-    Raises `ConfigError` when there is no such function, or its file does not run.
+    Raises `RewardError` when there is no such function, or its file does not run.
     """
     if spec == "reasoning_gym":
         if task is None:
-            raise ConfigError(
+            raise RewardError(
                 f"{key}=reasoning_gym scores a reasoning_gym task, and the data is none. Set {key} to math_verify or "
                 "file.py:function."
             )
@@ -55,17 +55,17 @@ def load_reward(spec: str, timeout_s: float, task: Task | None = None, key: str 
         return RewardFunction(MathVerify(), spec, timeout_s)
     file, _, name = spec.rpartition(":")
     if not file.endswith(".py"):
-        raise ConfigError(f"{key}={spec} is neither reasoning_gym, math_verify nor file.py:function.")
+        raise RewardError(f"{key}={spec} is neither reasoning_gym, math_verify nor file.py:function.")
     module = _load_module(Path(file), key)
     function = getattr(module, name, None)
     if not callable(function):
         names = [n for n, value in vars(module).items() if callable(value) and not n.startswith("_")]
         near = difflib.get_close_matches(name, names, n=1) or names
         hint = f"did you mean {' or '.join(near)}?" if near else "it defines none."
-        raise ConfigError(f"{key}: {file} defines no function {name}; {hint}")
+        raise RewardError(f"{key}: {file} defines no function {name}; {hint}")
     reward = RewardFunction(function, spec, timeout_s)
     if not reward.accepts("responses"):
-        raise ConfigError(
+        raise RewardError(
             f"{key}: {spec} does not take responses. Write def {name}(prompts, responses, labels, **columns)."
         )
     return reward
@@ -74,7 +74,7 @@ def load_reward(spec: str, timeout_s: float, task: Task | None = None, key: str 
 def _load_module(path: Path, key: str) -> ModuleType:
     """The module at `path`, run once however many of its functions are asked for. It may import files beside it."""
     if not path.is_file():
-        raise ConfigError(f"{key}: the file {path} does not exist.")
+        raise RewardError(f"{key}: the file {path} does not exist.")
     path = path.resolve()
     name = f"hybrid_reward_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
     if name in sys.modules:
@@ -88,5 +88,5 @@ def _load_module(path: Path, key: str) -> ModuleType:
         spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]
-        raise ConfigError(f"{key}: {path} does not run: {type(error).__name__}: {error}") from error
+        raise RewardError(f"{key}: {path} does not run: {type(error).__name__}: {error}") from error
     return module

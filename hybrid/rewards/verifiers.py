@@ -7,6 +7,7 @@ import select
 import subprocess
 import sys
 import tempfile
+import threading
 import warnings
 import weakref
 from pathlib import Path
@@ -61,10 +62,11 @@ class MathVerify:
 
     In a process of its own: its limits are signals, which only a main thread has, and a response such as 9**9**9**9 may take for ever in
     code that no signal interrupts. A comparison that is too long counts as not equal and is warned of, once.
+    Each thread has its own process: a batch that passed its deadline may still be talking to its one.
     """
 
     def __init__(self) -> None:
-        self._child: _Child | None = None
+        self._local = threading.local()
         self._warned = False
 
     def __call__(self, responses: list[str], labels: list[Any]) -> list[float]:
@@ -75,12 +77,12 @@ class MathVerify:
     def _score(self, index: int, response: str, label: Any) -> float:
         if label is None or not str(label).strip():
             raise BadSample(index, "no label to compare with: set data.label_field to the column that has the answers")
-        if self._child is None:
-            self._child = _Child()
-        reply = self._child.ask([str(label), response])
+        if getattr(self._local, "child", None) is None:
+            self._local.child = _Child()
+        reply = self._local.child.ask([str(label), response])
         if reply is None:
-            self._child.kill()
-            self._child = None
+            self._local.child.kill()
+            self._local.child = None
         elif "unreadable" in reply:
             raise BadSample(index, f"math-verify finds no number or expression in the label {str(label)!r}")
         if reply is None or (reply["late"] and not reply["equal"]):

@@ -118,10 +118,19 @@ def test_long_prompts_are_dropped_and_counted_or_refused(tmp_path):
     assert "all 3 prompts are longer" in refusal(config(file, max_prompt_tokens=2))
 
 
+def test_a_relative_file_is_found_beside_the_profile(tmp_path, monkeypatch):
+    write_jsonl(tmp_path / "beside.jsonl", rows(3))
+    cfg = config("beside.jsonl", eval="beside.jsonl").model_copy(update={"profile_dir": tmp_path})
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert len({p.text for p in load_prompts(cfg, tokenizer()).take(3)}) == len(load_eval(cfg, tokenizer())) == 3
+
+
 def test_a_source_without_prompts_is_an_error(tmp_path):
     assert "it is empty" in refusal(config(write_jsonl(tmp_path / "a.jsonl", [])))
     (tmp_path / "a.csv").write_text("prompt\nhi\n")
     assert "no .jsonl file" in refusal(config(str(tmp_path / "a.csv")))
+    assert "does not exist" in refusal(config(str(tmp_path / "none.jsonl")))
     (tmp_path / "folder").mkdir()
     assert "save_to_disk" in refusal(config(str(tmp_path / "folder")))
 

@@ -8,7 +8,7 @@ import pytest
 
 from hybrid.data.prompts import load_eval, load_prompts
 from hybrid.data.tasks import CHUNK, Task, entry, held_out
-from hybrid.errors import ConfigError, DataError
+from hybrid.errors import DataError
 from tests.unit.data_files import config, tokenizer
 
 SUMS = "reasoning_gym:chain_sum"
@@ -101,5 +101,5 @@ def test_tasks_can_be_mixed():
     ],
 )
 def test_a_wrong_task_or_argument_is_explained(train, args, hint):
-    with pytest.raises(ConfigError, match=hint):
+    with pytest.raises(DataError, match=hint):
         load_prompts(config(train, task_args=args), tokenizer())

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from hybrid.errors import ConfigError, RewardError
+from hybrid.errors import RewardError
 from hybrid.rewards import RewardFunction, accuracy, load_reward, load_rewards, score
 from tests.unit.data_files import config, sample
 
@@ -237,13 +237,13 @@ def test_a_function_of_a_file_is_loaded_with_what_lies_beside_it(rewards_file):
     ],
 )
 def test_a_function_that_is_not_there_is_explained(rewards_file, spec, hint):
-    with pytest.raises(ConfigError, match=hint):
+    with pytest.raises(RewardError, match=hint):
         load_reward(spec.format(rewards_file), 10)
 
 
 def test_a_file_that_does_not_run_is_explained(tmp_path):
     (tmp_path / "broken.py").write_text("import nothing_like_this\n")
-    with pytest.raises(ConfigError, match=r"broken.py does not run: ModuleNotFoundError.*nothing_like_this"):
+    with pytest.raises(RewardError, match=r"broken.py does not run: ModuleNotFoundError.*nothing_like_this"):
         load_reward(f"{tmp_path / 'broken.py'}:fn", 10)
 
 
@@ -260,7 +260,7 @@ def test_training_and_evaluation_each_get_their_function(rewards_file):
 
 
 def test_an_evaluation_that_nothing_can_score_is_refused():
-    with pytest.raises(ConfigError, match=r"Set data.eval_function"):
+    with pytest.raises(RewardError, match=r"Set data.eval_function"):
         load_rewards(config("a.jsonl", eval="b.jsonl", reward={"model": "m"}))
-    with pytest.raises(ConfigError, match="the data is none"):
+    with pytest.raises(RewardError, match="the data is none"):
         load_rewards(config("reasoning_gym:chain_sum", eval="b.jsonl", reward={"function": "reasoning_gym"}))

@@ -10,13 +10,22 @@ import pytest
 
 from hybrid.data.tasks import Task, entry
 from hybrid.errors import RewardError
+from hybrid.rewards import function as function_module
 from hybrid.rewards import load_reward, score
 from hybrid.rewards import verifiers as verifiers_module
 from tests.unit.data_files import sample
 
 
-def children() -> list[psutil.Process]:
-    return [p for p in psutil.Process().children() if "math_child" in " ".join(p.cmdline())]
+def children() -> set[psutil.Process]:
+    return {p for p in psutil.Process().children() if "math_child" in " ".join(p.cmdline())}
+
+
+def wait_until_gone(processes: set[psutil.Process]) -> None:
+    deadline = time.monotonic() + 10
+    while any(p.is_running() for p in processes):
+        assert time.monotonic() < deadline, f"{processes} did not end"
+        gc.collect()
+        time.sleep(0.02)
 
 
 @pytest.fixture(scope="module")
@@ -64,17 +73,30 @@ def test_an_endless_comparison_costs_one_response_not_the_run(monkeypatch):
     assert scores == [1.0, 0.0, 1.0] and time.monotonic() - started < 8
 
 
+@pytest.mark.filterwarnings("ignore:math_verify gave up")
+def test_a_batch_that_passed_its_deadline_does_not_mix_with_the_next(monkeypatch):
+    monkeypatch.setattr(verifiers_module, "COMPARISON_S", 0.6)
+    monkeypatch.setattr(function_module, "GRACE_S", 0.0)
+    reward = load_reward("math_verify", 60)
+    others = children()
+    assert score(reward, [sample("1", "1")]) == [1.0]
+    first = children() - others
+    reward.timeout_s = 0.1
+    with pytest.raises(RewardError, match="did not return"):
+        score(reward, [sample("9**9**9**9", "10")])
+    reward.timeout_s = 60
+    assert score(reward, [sample("2", "2"), sample("3", "4"), sample("5", "5")]) == [1.0, 0.0, 1.0]
+    wait_until_gone(first)
+
+
 def test_math_verify_leaves_no_process():
     reward = load_reward("math_verify", 60)
-    before = len(children())
+    others = children()
     assert score(reward, [sample("1", "1")]) == [1.0]
-    assert len(children()) == before + 1
+    made = children() - others
+    assert len(made) == 1
     del reward
-    deadline = time.monotonic() + 5
-    while len(children()) > before and time.monotonic() < deadline:
-        gc.collect()
-        time.sleep(0.02)
-    assert len(children()) == before
+    wait_until_gone(made)
 
 
 def test_a_task_scores_with_its_own_scorer():
