@@ -135,7 +135,7 @@ def open_session(cfg: RunConfig, run_dir: Path) -> Iterator[Session]:
         ledger = Ledger(run_dir / "memory.jsonl")
         stack.callback(ledger.close)
         tokenizer = AutoTokenizer.from_pretrained(
-            _source(cfg, cfg.model.path), cfg.reward.batch_tokens, trust_remote_code=cfg.model.trust_remote_code
+            _source(cfg, cfg.model.path), trust_remote_code=cfg.model.trust_remote_code
         )
         report.stage("reading the data")
         prompts = load_prompts(cfg, tokenizer) if cfg.uses_engines else None

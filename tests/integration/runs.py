@@ -21,6 +21,8 @@ GRPO = {
 }
 """A small GRPO run; `profile` adds a tiny model, prompts and a reward."""
 
+PROFILES = Path(__file__).resolve().parents[2] / "profiles"
+
 REWARD = '''
 def even(prompts, responses, labels, **columns):
     """Share of characters with an even code: dense, so that groups differ."""
@@ -32,7 +34,9 @@ def profile(folder: Path, model: Path, **sections: dict) -> Path:
     """Write a runnable profile into `folder`: GRPO above with `sections` laid over it."""
     content = {name: {**GRPO.get(name, {}), **sections.get(name, {})} for name in (*GRPO, *sections)}
     content["model"] = {"path": str(model), **content["model"]}
-    (folder / "prompts.jsonl").write_text("".join(f'{{"prompt": "Say {word}", "label": "{word}"}}\n' for word in "abcdefgh"))
+    (folder / "prompts.jsonl").write_text(
+        "".join(f'{{"prompt": "Say {word}", "label": "{word}"}}\n' for word in "abcdefgh")
+    )
     (folder / "reward.py").write_text(REWARD)
     path = folder / "profile.yaml"
     path.write_text(yaml.safe_dump(content))

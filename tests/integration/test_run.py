@@ -39,7 +39,9 @@ def test_a_resident_run_is_bit_identical(swapped):
 def test_replaying_the_recording_takes_the_same_steps(swapped):
     folder, path, lines = swapped
     replayed = run(path, folder / "replayed", f"rollout.replay={folder / 'rollouts.jsonl'}", "actor.zero_stage=3")
-    assert [line["loss/policy"] for line in replayed] == pytest.approx([line["loss/policy"] for line in lines], abs=1e-4)
+    assert [line["loss/policy"] for line in replayed] == pytest.approx(
+        [line["loss/policy"] for line in lines], abs=1e-4
+    )
     ours, theirs = weights(folder / "swapped"), weights(folder / "replayed")
     assert max(float((ours[n] - theirs[n]).abs().max()) for n in ours) < 1e-4
 
