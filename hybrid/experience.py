@@ -40,6 +40,15 @@ def needs_old_logprobs(cfg: RunConfig) -> bool:
     return cfg.updates_per_rollout > 1 or (cfg.uses_reference and cfg.algorithm.kl_in == "reward")
 
 
+def sampler_bound(cfg: RunConfig) -> float | None:
+    """How far trainer and sampler may differ, or None where they must: recorded rollouts come from other weights as soon as a setting
+    changes, and top_p, top_k or min_p renormalise the sampler's log-probs over the tokens they keep.
+    """
+    rollout = cfg.rollout
+    cut = rollout.top_p < 1 or rollout.top_k > 0 or rollout.min_p > 0
+    return None if cut or not cfg.uses_engines else cfg.algorithm.sampler_kl_bound
+
+
 def make_experience(cfg: RunConfig, samples: list[Sample], scores: list[float], forward: Forward) -> Experience:
     """Advantages and returns of a rollout, with the metrics that only need what is here."""
     lengths = [len(s.token_ids) for s in samples]

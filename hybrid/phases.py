@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from hybrid.data.batches import Lengths, Plan, lengths_of, plan_micro_batches
 from hybrid.data.samples import Sample
 from hybrid.errors import TrainingStopped
-from hybrid.experience import Experience, Forward, needs_old_logprobs, shard, unshard
+from hybrid.experience import Experience, Forward, needs_old_logprobs, sampler_bound, shard, unshard
 from hybrid.rewards import accuracy
 from hybrid.rewards import score as score_by_function
 from hybrid.roles.objective import PolicyObjective, PolicyRow, ValueRow, check_sampler
@@ -89,14 +89,9 @@ def forward(s: Session, samples: list[Sample]) -> Forward:
 
 
 def check_rollout(s: Session, experience: Experience) -> None:
-    """Stop before training when trainer and sampler disagree, where the forward pass can tell already.
-
-    Recorded rollouts come from other weights as soon as a setting differs, so there the bound does not apply.
-    """
-    metrics = experience.metrics
-    if s.engines is not None:
-        mean, largest = metrics.get("sampler/logprob_diff_mean"), metrics.get("sampler/logprob_diff_max")
-        check_sampler(mean, largest, s.cfg.algorithm.sampler_kl_bound)
+    """Stop before training when trainer and sampler disagree, where the forward pass can tell already."""
+    mean, largest = (experience.metrics.get(f"sampler/logprob_diff_{kind}") for kind in ("mean", "max"))
+    check_sampler(mean, largest, sampler_bound(s.cfg))
 
 
 def train_critic(s: Session, progress: Progress, experience: Experience, rows: list[int]) -> dict[str, float | None]:
@@ -157,7 +152,7 @@ def _objective(s: Session, experience: Experience, rows: list[int]) -> PolicyObj
         temperature=s.cfg.rollout.temperature,
         max_tokens=max_tokens,
         normalizer=float(normalizer),
-        sampler_bound=a.sampler_kl_bound if s.engines is not None else None,
+        sampler_bound=sampler_bound(s.cfg),
     )
 
 

@@ -1,0 +1,77 @@
+"""From samples to what is trained on."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from hybrid.config import RunConfig, resolve
+from hybrid.data.samples import Prompt, Sample
+from hybrid.experience import Forward, make_experience, needs_old_logprobs, sampler_bound, update_batches
+
+
+def config(**sections) -> RunConfig:
+    base = {
+        "cluster": {"device": "cpu", "gpus_per_node": 2},
+        "model": {"path": "org/model", "dtype": "float32"},
+        "reward": {"function": "math_verify"},
+        "rollout": {"samples_per_prompt": 2, "kv_cache": "1MiB"},
+        "train": {"steps": 1, "prompts_per_step": 4},
+        "data": {"train": "org/data"},
+    }
+    return resolve(RunConfig.model_validate({k: {**base.get(k, {}), **sections.get(k, {})} for k in {**base, **sections}}))
+
+
+def sample(group: int, tokens: int, logprob: float = -1.0) -> Sample:
+    return Sample(Prompt(group, "p", [1, 2]), group, [3] * tokens, [logprob] * tokens, "text", False, 0)
+
+
+SAMPLES = [sample(0, 2), sample(0, 3), sample(1, 1), sample(1, 4)]
+
+
+def test_advantages_have_the_length_of_their_responses():
+    experience = make_experience(config(), SAMPLES, [1.0, 0.0, 0.5, 0.5], Forward())
+    assert [len(a) for a in experience.advantages] == [2, 3, 1, 4]
+    assert experience.advantages[0].tolist() == pytest.approx([0.7071, 0.7071], abs=1e-3)
+    assert torch.cat(experience.advantages[2:]).abs().sum() == 0, "equal scores carry no signal"
+    assert experience.metrics["reward/mean"] == 0.5
+    assert experience.metrics["tokens/generated"] == 10
+
+
+def test_kl_in_the_reward_lowers_returns_and_is_measured():
+    cfg = config(algorithm={"kl_coef": 0.5, "kl_kind": "k1", "kl_in": "reward", "advantage": "reinforce_baseline"})
+    old = [torch.zeros(len(s.token_ids)) for s in SAMPLES]
+    ref = [torch.full((len(s.token_ids),), -0.2) for s in SAMPLES]
+    experience = make_experience(cfg, SAMPLES, [0.0] * 4, Forward(old_logprobs=old, ref_logprobs=ref))
+    assert experience.metrics["kl/reference"] == pytest.approx(0.2)
+    assert experience.returns[0].tolist() == pytest.approx([-0.2, -0.1])
+
+
+def test_the_old_policy_is_computed_only_where_it_is_used():
+    assert not needs_old_logprobs(config())
+    assert not needs_old_logprobs(config(algorithm={"kl_coef": 0.1, "kl_in": "loss"}))
+    assert needs_old_logprobs(config(algorithm={"kl_coef": 0.1, "kl_in": "reward"}))
+    assert needs_old_logprobs(config(train={"steps": 1, "prompts_per_step": 4, "prompts_per_update": 2}))
+    assert needs_old_logprobs(config(train={"steps": 1, "prompts_per_step": 4, "epochs": 2}))
+
+
+def test_agreement_with_the_sampler_is_reported():
+    old = [torch.full((len(s.token_ids),), -1.25) for s in SAMPLES]
+    metrics = make_experience(config(), SAMPLES, [0.0] * 4, Forward(old_logprobs=old)).metrics
+    assert metrics["kl/sampler"] == pytest.approx(0.25)
+    assert metrics["sampler/logprob_diff_max"] == pytest.approx(0.25)
+
+
+def test_the_bound_on_the_sampler_is_off_where_it_must_differ():
+    assert sampler_bound(config()) == 0.1
+    assert sampler_bound(config(rollout={"top_p": 0.9})) is None
+    assert sampler_bound(config(rollout={"top_k": 20})) is None
+
+
+def test_every_epoch_uses_every_prompt_once_in_a_repeatable_order():
+    cfg = config(train={"steps": 1, "prompts_per_step": 4, "prompts_per_update": 2, "epochs": 3})
+    batches = update_batches(cfg, step=5)
+    assert len(batches) == 6
+    assert all(sorted(batches[i] + batches[i + 1]) == [0, 1, 2, 3] for i in (0, 2, 4))
+    assert batches == update_batches(cfg, step=5)
+    assert update_batches(config(), step=1) == [[0, 1, 2, 3]]
