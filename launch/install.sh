@@ -50,6 +50,7 @@ main() {
     logged "pip install -e $editable" "$python" -m pip install --no-compile -e "$editable" || explain_pip_failure "$extra"
     [[ "$extra" == gpu ]] && install_flash_attn "$python"
     drop_broken_companions "$python"
+    compile_packages "$python"
     verify "$python"
     stamp "$venv" "$extra" $test_extra
     say "installed in $(human_seconds $((SECONDS - began))): $(tail -n 1 "$LOG")"
@@ -220,6 +221,14 @@ drop_broken_companions() { # python
     say "removed$broken: they do not import beside this torch, and text models do not need them"
 }
 
+# What pip does one file at a time, on all cores. Not left to the first import: where PYTHONDONTWRITEBYTECODE is set, every process of
+# every run would compile what it imports. Packages carry files for other Pythons: what does not compile is not our concern.
+compile_packages() { # python
+    say "compiling the packages"
+    logged "compileall" "$1" -W ignore -m compileall -q -j 0 "$("$1" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
+    return 0
+}
+
 verify() { # python
     local lines='import importlib.metadata as m, sys
 import torch, deepspeed, ray, transformers, vllm, hybrid
@@ -227,7 +236,6 @@ import datasets, gguf, math_verify, reasoning_gym, wandb
 versions = [f"{n} {m.version(n)}" for n in ("torch", "deepspeed", "ray", "transformers")]
 print(f"hybrid {hybrid.__version__}", *versions, f"vllm {vllm.__version__}", f"Python {sys.version.split()[0]}", sep=", ")'
     say "checking that all imports"
-    # The first import of a package is slow and may warn about its own code: it happens here.
     logged "imports" "$1" -c "$lines" || {
         tail -n 15 "$LOG" | sed 's/^/  | /' >&2
         fail "the packages are installed but do not import (above). Remove the environment ($(venv_folder)) and call again"
