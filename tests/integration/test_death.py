@@ -36,7 +36,7 @@ def test_a_killed_process_ends_the_run(victim, tmp_path):
         output, _ = process.communicate(timeout=END_S)
     finally:
         os.killpg(process.pid, signal.SIGKILL) if process.poll() is None else None
-    assert process.returncode == 1
+    assert process.returncode == 1, output
     role, rank = victim.split("-")
     assert f"{role} rank {rank} on node" in output
     _, alive = psutil.wait_procs(family, timeout=15)

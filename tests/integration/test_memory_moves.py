@@ -10,7 +10,7 @@ from hybrid import phases
 from hybrid.config import load_run, resolve
 from hybrid.memory.probe import process_bytes
 from hybrid.session import open_session
-from hybrid.trainer import Progress
+from hybrid.trainer import Progress, train_step
 from launch.tiny_models import make_tiny_llama
 from tests.integration.runs import profile
 
@@ -34,19 +34,10 @@ def pss(run_dir: Path) -> dict[str, int]:
     return {name: process_bytes(pid, children=True).pss for name, pid in pids.items()}
 
 
-def one_step(s, progress) -> None:
-    samples = phases.generate(s, progress)
-    scores = phases.score(s, samples)
-    forward = phases.forward(s, samples)
-    experience = phases.make_experience(s.cfg, samples, scores, forward)
-    phases.train_actor(s, progress, experience, list(range(len(samples))))
-    phases.sync(s, progress)
-
-
 def test_what_leaves_is_gone_and_nothing_grows(session):
     s, progress = session, Progress(step=1)
     phases.sync(s, progress)
-    one_step(s, progress)
+    train_step(s, progress)
     movable = {(t.role, t.part) for mover in (s.actor, s.engines) for t in mover.tenants() if t.movable}
     everything = [("rollout", ["kv_cache"]), ("actor", ["weights", "gradients", "optimizer"])]
     movers = {"rollout": s.engines, "actor": s.actor}
