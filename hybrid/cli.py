@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -150,7 +151,16 @@ def _say_notes(cfg: RunConfig) -> None:
 
 def main() -> None:
     """Entry point of the `hybrid` command."""
-    app()
+    try:
+        app()
+    except SystemExit as end:
+        if "ray" not in sys.modules:
+            raise
+        # Everything is stopped and written. Under load, what Ray leaves to the interpreter's teardown has turned status 1 into 0.
+        with suppress(OSError, ValueError):  # a reader that has gone
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(end.code if isinstance(end.code, int) else int(end.code is not None))
 
 
 if __name__ == "__main__":

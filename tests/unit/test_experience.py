@@ -19,7 +19,9 @@ def config(**sections) -> RunConfig:
         "train": {"steps": 1, "prompts_per_step": 4},
         "data": {"train": "org/data"},
     }
-    return resolve(RunConfig.model_validate({k: {**base.get(k, {}), **sections.get(k, {})} for k in {**base, **sections}}))
+    return resolve(
+        RunConfig.model_validate({k: {**base.get(k, {}), **sections.get(k, {})} for k in {**base, **sections}})
+    )
 
 
 def sample(group: int, tokens: int, logprob: float = -1.0) -> Sample:

