@@ -21,6 +21,8 @@ from hybrid.roles.inventory import inventory
 LARGEST_BUCKET = 50_000_000
 """Elements that ranks exchange at a time, at most. ZeRO-3 keeps a buffer of a bucket for good; DeepSpeed's default of 5e8 would pin
 954 MiB per role."""
+BUCKET_MULTIPLE = 1024
+"""DeepSpeed wants buckets aligned."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,8 @@ class TrainedModel:
             _decay_groups(model, options.weight_decay), lr=0.0, betas=options.betas, eps=options.eps, fused=True
         )
         elements = sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters())
-        config = deepspeed_config(options.stage, options.dtype, options.max_grad_norm, min(LARGEST_BUCKET, elements))
+        bucket = min(LARGEST_BUCKET, -(-elements // BUCKET_MULTIPLE) * BUCKET_MULTIPLE)
+        config = deepspeed_config(options.stage, options.dtype, options.max_grad_norm, bucket)
         self.engine, self.optimizer, _, _ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
         # Stage 0 in bf16 allocates the moments by an empty step, which would shift Adam's bias correction by one.
         for state in optimizer.state.values():
