@@ -47,7 +47,10 @@ main() {
     say "installing hybrid[$extra${test_extra:+,$test_extra}] into $venv: minutes the first time (log: $LOG)"
     drop_other_build "$python" "$extra"
     local editable="${CHECKOUT}[$extra${test_extra:+,$test_extra}]"
-    logged "pip install -e $editable" "$python" -m pip install --no-compile -e "$editable" || explain_pip_failure "$extra"
+    # editable_mode=compat puts the checkout on the path. An import hook, the default, would lose against a folder named hybrid in the
+    # working directory, such as the checkout itself for whoever calls this from its parent.
+    logged "pip install -e $editable" "$python" -m pip install --no-compile --config-settings editable_mode=compat \
+        -e "$editable" || explain_pip_failure "$extra"
     [[ "$extra" == gpu ]] && install_flash_attn "$python"
     drop_broken_companions "$python"
     compile_packages "$python"
