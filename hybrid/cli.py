@@ -101,9 +101,11 @@ def train(
 @contextmanager
 def _errors_for_people() -> Iterator[None]:
     """Errors of ours become one message and an exit code; SIGTERM ends a run like Ctrl-C does, through every `finally`."""
+    received: list[int] = []  # what is raised may lose the number on its way through Ray, or arrive as a SystemExit
 
     def interrupt(signum, frame) -> None:
-        raise KeyboardInterrupt(signum)
+        received.append(signum)
+        raise KeyboardInterrupt
 
     for name in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(name) is not signal.SIG_IGN:  # nohup asks to be left alone
@@ -113,14 +115,13 @@ def _errors_for_people() -> Iterator[None]:
     except HybridError as error:
         typer.secho(f"error: {error}", fg=typer.colors.RED if sys.stderr.isatty() else None, err=True)
         raise typer.Exit(2 if isinstance(error, ConfigError) else 1) from error
-    except KeyboardInterrupt as interruption:
+    except (KeyboardInterrupt, SystemExit) as end:
+        if isinstance(end, SystemExit) and not received:
+            if end.code != signal.SIGTERM:  # a handler of Ray's, put there behind our back, exits with the signal's number
+                raise
+            received.append(signal.SIGTERM)
         typer.echo("interrupted", err=True)
-        raise typer.Exit(128 + (interruption.args or (signal.SIGINT,))[0]) from None
-    except SystemExit as stop:
-        if stop.code != signal.SIGTERM:  # Ray puts its own handler for SIGTERM, which exits with the signal's number
-            raise
-        typer.echo("interrupted", err=True)
-        raise typer.Exit(128 + signal.SIGTERM) from None
+        raise typer.Exit(128 + (received or [signal.SIGINT])[0]) from None
 
 
 def _show(cfg: RunConfig) -> None:

@@ -158,14 +158,14 @@ def _objective(s: Session, experience: Experience, rows: list[int]) -> PolicyObj
 
 def _count_skip(s: Session, progress: Progress, applied: bool, role: str) -> None:
     if applied:
-        progress.skipped_in_a_row = 0
+        progress.skipped_in_a_row[role] = 0
         return
     progress.skipped += 1
-    progress.skipped_in_a_row += 1
+    progress.skipped_in_a_row[role] = in_a_row = progress.skipped_in_a_row.get(role, 0) + 1
     s.report.warn(f"step {progress.step}: a gradient of the {role} was not finite; its optimizer step was skipped")
-    if progress.skipped_in_a_row >= s.cfg.train.max_skipped_steps:
+    if in_a_row >= s.cfg.train.max_skipped_steps:
         raise TrainingStopped(
-            f"{progress.skipped_in_a_row} optimizer steps in a row had gradients that were not finite "
+            f"{in_a_row} optimizer steps of the {role} in a row had gradients that were not finite "
             f"(train.max_skipped_steps={s.cfg.train.max_skipped_steps}). Lower {role}.learning_rate, look at the rewards in "
             f"{s.run_dir / 'samples.jsonl'} for extreme values, or train in float32."
         )

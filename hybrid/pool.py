@@ -7,7 +7,11 @@ by GPU id, so consecutive ranks share a node. Ray counts GPUs that do not exist 
 from __future__ import annotations
 
 import os
+import signal
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +23,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from hybrid.errors import PlacementError
 from hybrid.supervision import Call, Worker, collect, kill_all
+
+STOP_TIMEOUT_S = 20
 
 OBJECT_STORE_BYTES = 512 * 2**20
 """Batches are token ids and log-probs: a small store is enough, and on a laptop the default (30 % of RAM) is not free."""
@@ -95,6 +101,12 @@ class Pool:
         """Kill every worker, give the bundles back, and end Ray when this run started it. Safe to call twice."""
         if not ray.is_initialized():
             return
+        # A signal to the whole process group ends Ray before us, and calls to it then wait for a minute. Its workers end with it.
+        ending = threading.Thread(target=self._stop, name="stop", daemon=True)
+        ending.start()
+        ending.join(STOP_TIMEOUT_S)
+
+    def _stop(self) -> None:
         kill_all(self.workers)
         self.workers.clear()
         remove_placement_group(self.group)
@@ -178,12 +190,29 @@ def _start_ray(address: str | None, gpus: int, device: str, dashboard: bool) -> 
     if ray.is_initialized():
         return False
     common = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": True}
+    with _own_signal_handlers():
+        return _init_ray(address, gpus, device, dashboard, common)
+
+
+@contextmanager
+def _own_signal_handlers() -> Iterator[None]:
+    """Ray replaces the handler of SIGTERM; ours, which ends a run through every `finally`, comes back."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+def _init_ray(address: str | None, gpus: int, device: str, dashboard: bool, common: dict[str, Any]) -> bool:
     if address is not None:
         try:
             ray.init(address=address, **common)
         except ConnectionError as error:
             raise PlacementError(
-                f"cluster.address={address}: no Ray cluster answers there ({error}). Start one with `ray start --head` "
+                f"cluster.address={address}: no Ray cluster answers there ({error}). Start one with `bash launch/ray_node.sh head` "
                 "on the first node, or leave cluster.address unset to start Ray on this machine."
             ) from error
         return False

@@ -112,9 +112,12 @@ def _title(cfg: RunConfig) -> str:
 
 
 def _next_commands(cfg: RunConfig, run_dir: Path) -> list[tuple[str, str]]:
-    profile = run_dir / "profile.yaml"
+    again = f"hybrid train {run_dir / 'profile.yaml'} logging.name=null"
+    if cfg.rollout.record is not None:
+        again += " rollout.record=null"
+    longer = [(f"{again} train.steps={2 * cfg.train.steps}", "train twice as long")] if cfg.uses_engines else []
     return [
         (f"tail -n 4 {run_dir / 'samples.jsonl'}", "read the last rollouts"),
-        (f"hybrid train {profile} logging.name=again train.steps={2 * cfg.train.steps}", "train twice as long"),
-        (f"hybrid train {profile} memory.policy=resident logging.name=resident", "compare with nothing moving"),
+        *longer,
+        (f"{again} memory.policy=resident", "compare with nothing moving"),
     ]

@@ -17,7 +17,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from hybrid.config import RunConfig, model_source
 from hybrid.data.prompts import PromptSource, load_eval, load_prompts
-from hybrid.data.rollouts import RolloutRecorder, load_rollouts
+from hybrid.data.rollouts import RolloutRecorder, check_recorded, load_rollouts
 from hybrid.data.samples import Prompt, Sample
 from hybrid.errors import DataError
 from hybrid.memory.ledger import Ledger
@@ -142,6 +142,7 @@ def open_session(cfg: RunConfig, run_dir: Path) -> Iterator[Session]:
         held_out = load_eval(cfg, tokenizer) if cfg.uses_engines else []
         reward, eval_reward = load_rewards(cfg)
         recorded = {} if cfg.uses_engines else load_rollouts(cfg.rollout.replay)
+        check_recorded(cfg, recorded)
         recorder = RolloutRecorder(cfg.rollout.record) if cfg.rollout.record else None
         if recorder is not None:
             stack.callback(recorder.close)

@@ -6,7 +6,7 @@ Every phase is entered through the memory scheduler, which first moves out what 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from hybrid import phases
@@ -25,7 +25,8 @@ class Progress:
     """Optimizer steps asked for so far, skipped ones included: what schedules count."""
     weight_version: int = 0
     skipped: int = 0
-    skipped_in_a_row: int = 0
+    skipped_in_a_row: dict[str, int] = field(default_factory=dict)
+    """By role: a critic that learns does not excuse an actor that diverges."""
 
 
 def train(cfg: RunConfig, run_dir: Path) -> None:

@@ -70,10 +70,12 @@ def _read_profile(profile: Path) -> tuple[dict[str, Any], dict[str, str], list[V
         near = sorted(str(p) for p in profile.parent.glob("*.yaml")) if profile.parent.is_dir() else []
         listing = f" Profiles there: {', '.join(near)}." if near else ""
         raise ConfigError(f"The profile {profile} cannot be read ({error.strerror}).{listing}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"The profile {profile} is not UTF-8 text: {error}") from error
     try:
         node = yaml.compose(text, Loader=_Loader)
         values = yaml.load(text, Loader=_Loader) or {}
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"The profile {profile} is not valid YAML: {error}") from error
     if not isinstance(values, dict):
         raise ConfigError(
@@ -114,7 +116,7 @@ def _apply(override: str, values: dict[str, Any], places: dict[str, str]) -> lis
         return [Violation((), f"override {override!r} has no section, key and value", fix)]
     try:
         value = yaml.load(text, Loader=_Loader)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError):
         return [Violation((), f"the value of override {override!r} is not valid YAML", f"Quote it: {name}='\"...\"'.")]
     if len(parts) == 1 and parts[0] in SECTIONS and not (value is None or isinstance(value, dict)):
         return [Violation((), f"override {override!r} names a section without a key", f"Write {name}.key=value.")]

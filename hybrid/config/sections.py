@@ -132,8 +132,8 @@ class Rollout(Section):
     """Longest response, in tokens."""
     min_new_tokens: NonNegative = 0
     """Tokens before which a response may not end."""
-    temperature: PositiveFloat = 1.0
-    """Sampling temperature; the trainer's log-probs use the same one."""
+    temperature: Annotated[float, Field(ge=0.01)] = 1.0
+    """Sampling temperature; the trainer's log-probs use the same one. vLLM samples below 0.01 as at 0.01."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Sample from the smallest set of tokens with this much probability. 1: off."""
     top_k: NonNegative = 0
@@ -210,7 +210,7 @@ class Train(Section):
     micro_batch_tokens: Positive = 4096
     """Tokens, prompt and response, of one forward/backward pass on one rank. Bounds the memory of activations; changes
     no result."""
-    seed: NonNegative = 0
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     """Seed of sampling, shuffling and initial value head."""
     max_skipped_steps: Positive = 3
     """Optimizer steps skipped in a row, for a loss or gradient that is not finite, after which the run stops."""

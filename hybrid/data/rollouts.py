@@ -7,11 +7,14 @@ What comes back equals what was written: floats to the last bit, tuples and inte
 from __future__ import annotations
 
 import json
+import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from hybrid.config import RunConfig
 from hybrid.data.samples import Prompt, Sample
 from hybrid.errors import DataError
 from hybrid.telemetry.jsonl import JsonLines, read_lines
@@ -122,3 +125,21 @@ def _decode(value: Any) -> Any:
     if _PAIRS in value:
         return {_decode(k): _decode(v) for k, v in value[_PAIRS]}
     return {k: _decode(v) for k, v in value.items()}
+
+
+def check_recorded(cfg: RunConfig, steps: dict[int, list[Sample]]) -> None:
+    """Raise `DataError` when a recorded step has not the prompts and samples that the profile says, or cannot be trained on."""
+    prompts, each = cfg.train.prompts_per_step, cfg.rollout.samples_per_prompt
+    for step, samples in steps.items():
+        where = f"rollout.replay={cfg.rollout.replay}, step {step}"
+        sizes = Counter(sample.group for sample in samples)
+        if sizes != dict.fromkeys(range(prompts), each):
+            found = f"{len(sizes)} prompts with {min(sizes.values(), default=0)} to {max(sizes.values(), default=0)} samples"
+            raise DataError(
+                f"{where} has {found}, but train.prompts_per_step={prompts} and rollout.samples_per_prompt={each}: "
+                "set both to what was recorded."
+            )
+        if not all(sample.token_ids and math.isfinite(sum(sample.logprobs)) for sample in samples):
+            raise DataError(
+                f"{where} has a sample without tokens or with log-probs that are not finite: record it again."
+            )

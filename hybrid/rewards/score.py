@@ -18,6 +18,9 @@ OWN_NAMES = ("prompts", "responses", "labels")
 TAIL = 300
 """Characters of prompt and response that an error shows."""
 
+LARGEST_SCORE = 1e15
+"""Squares of larger ones leave float32, and all advantages would be 0 or not a number."""
+
 
 def score(reward: RewardFunction, samples: Sequence[Sample]) -> list[float]:
     """One finite float per sample, from one call of `reward`.
@@ -89,9 +92,11 @@ def _number(reward: RewardFunction, value: Any, samples: Sequence[Sample], index
         number = float(plain) if isinstance(plain, numbers.Real) else math.nan
     except OverflowError:
         number = math.inf
-    if not math.isfinite(number):
+    if not abs(number) <= LARGEST_SCORE:
         rule = f"returned {_shown(value)} as score {index}"
-        raise _error(reward, rule, "Every score must be a finite number.", samples, index)
+        raise _error(
+            reward, rule, f"Every score must be a finite number of at most {LARGEST_SCORE:g} in size.", samples, index
+        )
     return number
 
 

@@ -39,7 +39,7 @@ class ZeroOptions:
 
 @dataclass(frozen=True)
 class StepResult:
-    """`applied` is False when a gradient was not finite: then nothing changed. `grad_norm` is before clipping."""
+    """`applied` is False when a loss or gradient was not finite on some rank: then nothing changed. `grad_norm` is before clipping."""
 
     applied: bool
     grad_norm: float | None
@@ -118,10 +118,15 @@ class TrainedModel:
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         self.engine.train()
-        world = dist.get_world_size()
+        world, finite = dist.get_world_size(), True
         for number, loss_of in enumerate(losses, start=1):
             self.engine.set_gradient_accumulation_boundary(number == len(losses))
             loss = loss_of(self.engine)
+            finite &= bool(loss.isfinite())
+            if number == len(losses) and not _on_all_ranks(finite):
+                loss = loss * float(
+                    "nan"
+                )  # a gradient that is not finite makes every ZeRO stage drop the step, and clean up
             # DeepSpeed averages gradients over ranks; ours are parts of one sum.
             self.engine.backward(loss * world, scale_wrt_gas=False)
         check()
@@ -150,6 +155,12 @@ class TrainedModel:
         """Free what ZeRO-3 gathered ahead of use."""
         if self.options.stage == 3:
             self.engine.empty_partition_cache()
+
+
+def _on_all_ranks(flag: bool) -> bool:
+    everywhere = torch.tensor(int(flag))
+    dist.all_reduce(everywhere, dist.ReduceOp.MIN)
+    return bool(everywhere)
 
 
 class FrozenModel:

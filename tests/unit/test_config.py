@@ -96,7 +96,7 @@ def test_a_config_cannot_change_under_a_run(profile):
         ("train.steps=many", ["train.steps = 'many' must be a whole number"]),
         ("train.steps=2.5", ["a whole number"]),
         ("train.steps=true", ["a whole number"]),
-        ("rollout.temperature=0", ["rollout.temperature = 0 must be above 0"]),
+        ("rollout.temperature=0", ["rollout.temperature = 0 must be at least 0.01"]),
         ("rollout.top_p=0", ["above 0"]),
         ("rollout.top_p=1.1", ["at most 1"]),
         ("rollout.top_k=-1", ["at least 0"]),

@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from hybrid.config import RunConfig, resolve
+from hybrid.data.rollouts import check_recorded
 from hybrid.data.samples import Prompt, Sample
+from hybrid.errors import DataError
 from hybrid.experience import Forward, make_experience, needs_old_logprobs, sampler_bound, update_batches
 
 
@@ -77,3 +79,12 @@ def test_every_epoch_uses_every_prompt_once_in_a_repeatable_order():
     assert all(sorted(batches[i] + batches[i + 1]) == [0, 1, 2, 3] for i in (0, 2, 4))
     assert batches == update_batches(cfg, step=5)
     assert update_batches(config(), step=1) == [[0, 1, 2, 3]]
+
+
+def test_a_recording_of_another_size_is_refused():
+    cfg = config(rollout={"replay": None}, train={"steps": 1, "prompts_per_step": 2})
+    check_recorded(cfg, {1: SAMPLES})
+    with pytest.raises(DataError, match="prompts_per_step=4"):
+        check_recorded(config(), {1: SAMPLES})
+    with pytest.raises(DataError, match="2 prompts with 1 to 2 samples"):
+        check_recorded(cfg, {1: SAMPLES[:3]})
