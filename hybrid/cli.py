@@ -117,7 +117,9 @@ def _errors_for_people() -> Iterator[None]:
         raise typer.Exit(2 if isinstance(error, ConfigError) else 1) from error
     except (KeyboardInterrupt, SystemExit) as end:
         if isinstance(end, SystemExit) and not received:
-            if end.code != signal.SIGTERM:  # a handler of Ray's, put there behind our back, exits with the signal's number
+            if (
+                end.code != signal.SIGTERM
+            ):  # a handler of Ray's, put there behind our back, exits with the signal's number
                 raise
             received.append(signal.SIGTERM)
         typer.echo("interrupted", err=True)

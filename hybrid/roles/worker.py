@@ -17,7 +17,7 @@ from hybrid.memory.swap import Part, StorageSwap, come_parts, leave_parts
 from hybrid.memory.tenants import RankMoved, RankPeak
 from hybrid.memory.tiers import FileTier, PinnedTier
 from hybrid.roles.packing import PackedBatch, Row, pack
-from hybrid.roles.zero import FrozenModel, TrainedModel, quiet
+from hybrid.roles.zero import FrozenModel, TrainedModel, load_deepspeed
 
 
 class DistributedWorker:
@@ -29,7 +29,7 @@ class DistributedWorker:
         self.timeout = timedelta(seconds=timeout_s)
         self.store: dist.TCPStore | None = None
         torch.set_num_threads(threads)
-        quiet()
+        load_deepspeed()
         # DeepSpeed asks MPI for these where they are not set; Ray shows a rank one GPU, whose local index is 0.
         os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK="0", LOCAL_SIZE="1")
         if device == "cpu":

@@ -9,6 +9,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from types import ModuleType
 
 import torch
 import torch.distributed as dist
@@ -81,8 +82,6 @@ class TrainedModel:
     """A model under DeepSpeed with its optimizer."""
 
     def __init__(self, model: nn.Module, options: ZeroOptions):
-        import deepspeed
-
         self.options = options
         optimizer = torch.optim.AdamW(
             _decay_groups(model, options.weight_decay), lr=0.0, betas=options.betas, eps=options.eps, fused=True
@@ -90,7 +89,7 @@ class TrainedModel:
         elements = sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters())
         bucket = min(LARGEST_BUCKET, -(-elements // BUCKET_MULTIPLE) * BUCKET_MULTIPLE)
         config = deepspeed_config(options.stage, options.dtype, options.max_grad_norm, bucket)
-        self.engine, self.optimizer, _, _ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+        self.engine, self.optimizer, _, _ = load_deepspeed().initialize(model=model, optimizer=optimizer, config=config)
         # Stage 0 in bf16 allocates the moments by an empty step, which would shift Adam's bias correction by one.
         for state in optimizer.state.values():
             state["step"].zero_()
@@ -171,9 +170,7 @@ class FrozenModel:
         self.stage = stage
         self.engine = model.eval()
         if stage == 3:
-            import deepspeed
-
-            self.engine, *_ = deepspeed.initialize(model=model, config=deepspeed_config(stage, dtype))
+            self.engine, *_ = load_deepspeed().initialize(model=model, config=deepspeed_config(stage, dtype))
             self.engine.eval()
 
     @property
@@ -244,9 +241,15 @@ class WeightBuckets:
             yield bucket
 
 
-def quiet() -> None:
-    """DeepSpeed and transformers warn about choices that are made on purpose here."""
+def load_deepspeed() -> ModuleType:
+    """DeepSpeed, told what not to do.
+
+    It would compile a C++ extension for collectives on CPU: minutes at the first start, and a lock that a killed process leaves locked
+    for every later one. Gloo does that work.
+    """
     import deepspeed
 
-    warnings.filterwarnings("ignore", message=".*lr_scheduler.*")
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.utils.logger.setLevel("WARNING")
+    warnings.filterwarnings("ignore", message=".*lr_scheduler.*")
+    return deepspeed
