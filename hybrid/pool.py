@@ -22,6 +22,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, placement_
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from hybrid.errors import PlacementError
+from hybrid.process import as_process
 from hybrid.supervision import Call, Worker, collect, kill_all
 
 STOP_TIMEOUT_S = 20
@@ -78,7 +79,7 @@ class Pool:
     ) -> Worker:
         """Start `cls(*args, **kwargs)` as one process in `bundle`; its output goes to `<log_dir>/<role>-<rank>.log`."""
         log_file = self.log_dir / f"{role}-{rank}.log"
-        actor = _as_process(cls).options(
+        actor = as_process(cls).options(
             num_gpus=self.gpu_share,
             num_cpus=self.gpu_share,
             scheduling_strategy=PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=bundle.slot),
@@ -112,38 +113,6 @@ class Pool:
         remove_placement_group(self.group)
         if self.owns_ray:
             ray.shutdown()
-
-
-def _as_process(cls: type):
-    """`cls` as a Ray actor class whose output goes to a file of the run and that can say where it lives."""
-
-    class Process(cls):
-        def __init__(self, log_file: str, *args, **kwargs):
-            _redirect_output(log_file)
-            super().__init__(*args, **kwargs)
-
-        def where(self) -> dict[str, Any]:
-            context = ray.get_runtime_context()
-            return {
-                "pid": os.getpid(),
-                "node_id": context.get_node_id(),
-                "gpu_ids": context.get_accelerator_ids()["GPU"],
-            }
-
-        def ping(self) -> None:
-            """Answers when the process is alive and idle."""
-
-    Process.__name__ = Process.__qualname__ = cls.__name__
-    return ray.remote(Process)
-
-
-def _redirect_output(log_file: str) -> None:
-    Path(log_file).parent.mkdir(parents=True, exist_ok=True)
-    fd = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    for stream in (1, 2):
-        os.dup2(fd, stream)
-    os.close(fd)
-    print(f"pid {os.getpid()}", flush=True)
 
 
 class Holder:

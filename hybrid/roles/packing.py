@@ -99,11 +99,6 @@ def pack(rows: list[Row], share_prompts: bool) -> PackedBatch:
     )
 
 
-def packed_tokens(prompt: int, responses: list[int]) -> int:
-    """Tokens that a segment with these lengths feeds."""
-    return prompt + sum(max(0, r - 1) for r in responses)
-
-
 def to_rows(values_R: torch.Tensor, row_lengths: list[int], width: int) -> torch.Tensor:
     """Values of response tokens, R, as a B x T tensor (T = `width`), zero beyond each row's end. Keeps the graph."""
     mask_BT = lengths_mask(row_lengths, width, values_R.device)

@@ -15,7 +15,7 @@ from hybrid.memory.probe import PeakSampler, measured_bytes
 from hybrid.memory.storages import as_tensor
 from hybrid.memory.swap import Part, StorageSwap, come_parts, leave_parts
 from hybrid.memory.tenants import RankMoved, RankPeak
-from hybrid.memory.tiers import FileTier, PinnedTier
+from hybrid.memory.tiers import make_tier
 from hybrid.roles.packing import PackedBatch, Row, pack
 from hybrid.roles.zero import FrozenModel, TrainedModel, load_deepspeed
 
@@ -62,7 +62,7 @@ class ModelWorker(DistributedWorker):
         super().__init__(*args, **kwargs)
         self.model: TrainedModel | FrozenModel | None = None
         folder = Path(swap_dir) / f"{self.role}-{self.rank}"
-        self.swap = StorageSwap(FileTier(folder) if tier == "file" else PinnedTier(), self.device.type)
+        self.swap = StorageSwap(make_tier(tier, folder), self.device.type)
         self.peak = PeakSampler(self.device.type)
         self.share_prompts = True
 

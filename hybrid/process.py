@@ -1,0 +1,41 @@
+"""What every worker of the pool is: a class of ours in a Ray actor, with a log of its own."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import ray
+
+
+def as_process(cls: type):
+    """`cls` as a Ray actor class whose output goes to a file of the run and that can say where it lives."""
+
+    class Process(cls):
+        def __init__(self, log_file: str, *args, **kwargs):
+            _redirect_output(log_file)
+            super().__init__(*args, **kwargs)
+
+        def where(self) -> dict[str, Any]:
+            context = ray.get_runtime_context()
+            return {
+                "pid": os.getpid(),
+                "node_id": context.get_node_id(),
+                "gpu_ids": context.get_accelerator_ids()["GPU"],
+            }
+
+        def ping(self) -> None:
+            """Answers when the process is alive and idle."""
+
+    Process.__name__ = Process.__qualname__ = cls.__name__
+    return ray.remote(Process)
+
+
+def _redirect_output(log_file: str) -> None:
+    Path(log_file).parent.mkdir(parents=True, exist_ok=True)
+    fd = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for stream in (1, 2):
+        os.dup2(fd, stream)
+    os.close(fd)
+    print(f"pid {os.getpid()}", flush=True)
