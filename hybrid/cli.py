@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 import hybrid
-from hybrid.config import SECTIONS, RunConfig, dump, load_run, placement, resolve
+from hybrid.config import SECTIONS, RunConfig, check_start, dump, load_run, placement, resolve
 from hybrid.config.violations import describe, section_class
 from hybrid.errors import ConfigError, HybridError
 
@@ -84,6 +84,7 @@ def train(
     """
     with _errors_for_people():
         cfg = load_run(profile, overrides or [])
+        check_start(cfg)
         if dry_run:
             _show(resolve(cfg))
             return

@@ -112,7 +112,7 @@ def _title(cfg: RunConfig) -> str:
 
 
 def _next_commands(cfg: RunConfig, run_dir: Path) -> list[tuple[str, str]]:
-    again = f"hybrid train {run_dir / 'profile.yaml'} logging.name=null memory.swap_dir=null"
+    again = f"hybrid train {run_dir / 'profile.yaml'} logging.name=null"
     if cfg.rollout.record is not None:
         again += " rollout.record=null"
     longer = [(f"{again} train.steps={2 * cfg.train.steps}", "train twice as long")] if cfg.uses_engines else []
