@@ -132,9 +132,11 @@ def _show(cfg: RunConfig) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from hybrid.telemetry.summary import count_of
+
     print(dump(cfg))
     table = Table(
-        title=f"{cfg.cluster.num_nodes} node(s) x {cfg.cluster.gpus_per_node} GPU(s), device {cfg.cluster.device}"
+        title=f"{count_of(cfg.cluster.num_nodes, 'node')} x {count_of(cfg.cluster.gpus_per_node, 'GPU')}, device {cfg.cluster.device}"
     )
     for column in ("rank", "node", "GPU", "roles", "engine", "GPU share of a process"):
         table.add_column(column)
