@@ -1,4 +1,4 @@
-"""The quickstart's reward: most of it for the right answer, a little for saying nothing else, so that even a wrong answer can improve."""
+"""The quickstart's reward: for the right answer, and the more for saying little else, so that even a wrong answer can improve."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import re
 
 
 def score(prompts: list[str], responses: list[str], labels: list, **columns: list) -> list[float]:
-    """0.8 when the first number is the right one, 0.2 when the response is a number and nothing but a number."""
-    return [_score(response, str(label)) for response, label in zip(responses, labels)]
+    """The first number of a response counts. Right: 0.4, and up to 0.6 more for the share of the response that it is. Wrong: up to 0.2
+    for that share."""
+    return [_score(response.strip(), int(label)) for response, label in zip(responses, labels)]
 
 
-def _score(response: str, answer: str) -> float:
+def _score(response: str, answer: int) -> float:
     first = re.search(r"-?\d+", response)
-    is_right = first is not None and int(first[0]) == int(answer)
-    is_bare = re.fullmatch(r"-?\d+", response.strip()) is not None
-    return 0.8 * is_right + 0.2 * is_bare
+    if first is None:
+        return 0.0
+    share = len(first[0]) / len(response)
+    return 0.4 + 0.6 * share if int(first[0]) == answer else 0.2 * share
