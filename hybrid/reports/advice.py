@@ -1,4 +1,4 @@
-"""What the numbers of a run suggest to change, as sentences with the override to type. Pure rules; each speaks only when it has its numbers."""
+"""What a run's numbers suggest to change, in sentences with the override to type. Pure rules; each speaks only when it has its numbers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ KV_MARGIN = 1.25
 WORTH_SHARE = 0.05
 """Moving that costs a smaller share of a step is not worth a change."""
 SLOW_RATE = 0.3e9
-PLAN_OFF = 0.10
+PLAN_OFF, PLAN_MATTERS = 0.10, 0.75
+"""A plan is too low by this share or more, in a phase that fills the other share of the capacity."""
 LEAK_STEPS = 10
 TRAINING = ("forward", "train_critic", "train_actor")
 
@@ -49,7 +50,10 @@ def nearly_full(s: Summary) -> Advice | None:
     full = s.fullest
     if full is None or not s.capacity or full.measured < NEARLY_FULL * s.capacity:
         return None
-    text = f"{full.phase} held {human_bytes(full.measured)} of {human_bytes(s.capacity)} ({full.measured / s.capacity:.0%}): little is missing to running out."
+    text = (
+        f"{full.phase} held {human_bytes(full.measured)} of {human_bytes(s.capacity)} ({full.measured / s.capacity:.0%}): "
+        "a little more and memory runs out."
+    )
     if full.phase in TRAINING and s.settings.gradient_checkpointing is False and full.phase != "forward":
         return Advice(f"{text} Recompute activations in the backward pass.", "model.gradient_checkpointing=true")
     if full.phase in TRAINING and s.settings.micro_batch_tokens:
@@ -66,7 +70,9 @@ def nearly_full(s: Summary) -> Advice | None:
 def plan_too_low(s: Summary) -> Advice | None:
     """The plan promised less than a phase held, by enough to matter."""
     worst = min((p for p in s.phases if p.error is not None), key=lambda p: p.error, default=None)
-    if worst is None or worst.error > -PLAN_OFF or not s.capacity:
+    if worst is None or worst.error > -PLAN_OFF or not s.capacity or not s.arrivals:
+        return None
+    if worst.measured < PLAN_MATTERS * s.capacity:
         return None
     missing = worst.measured - worst.predicted
     text = (
@@ -88,7 +94,8 @@ def leak(s: Summary) -> Advice | None:
     steps = max(0, round((s.capacity - full.measured) / worst.growth))
     return Advice(
         f"What the {worst.role}'s processes hold beside their tenants grew by {human_bytes(worst.growth)} a step to the end: "
-        f"{full.phase} reaches the capacity in about {steps} more steps. No setting helps: look for what keeps memory (a metric or a batch that is never dropped)."
+        f"{full.phase} reaches the capacity in about {steps} more steps. No setting helps: look for what keeps memory, such as a metric or "
+        "a batch that is never dropped."
     )
 
 
@@ -110,7 +117,7 @@ def kv_cache_full(s: Summary) -> Advice | None:
 
 
 def kv_cache_unused(s: Summary) -> Advice | None:
-    """Much of the KV cache was never used."""
+    """Much of the KV cache was never used, where that is somebody's loss: it stays while training, or makes generate the fullest phase."""
     size = s.settings.kv_cache_bytes
     if s.kv_cache_share is None or not size:
         return None
@@ -118,13 +125,18 @@ def kv_cache_unused(s: Summary) -> Advice | None:
     spare = size - wanted
     if spare < 0.25 * size or spare < 64 * MIB:
         return None
-    train = _phase(s, "train_actor")
-    beside = train is not None and "rollout/kv_cache" in train.tenants
-    whose = "give it to the micro-batch, which shares the GPU with it" if beside else "nothing needs them"
-    return Advice(
-        f"The KV cache was at most {s.kv_cache_share:.0%} used, so {human_bytes(spare)} of {human_bytes(size)} are to spare: {whose}.",
-        f"rollout.kv_cache={_mib(wanted)}",
-    )
+    text = f"The KV cache was at most {s.kv_cache_share:.0%} used"
+    train, tokens, full = _phase(s, "train_actor"), s.settings.micro_batch_tokens, s.fullest
+    if train is not None and "rollout/kv_cache" in train.tenants and tokens and train.working:
+        larger = int(tokens * (1 + spare / train.working)) // 256 * 256
+        text += (
+            f": give {human_bytes(spare)} of its {human_bytes(size)} to the micro-batch, which shares the GPU with it."
+        )
+        return Advice(text, f"rollout.kv_cache={_mib(wanted)} train.micro_batch_tokens={max(tokens, larger)}")
+    if full is not None and full.phase in ("generate", "evaluate"):
+        text += f", and {full.phase} is the fullest phase: {human_bytes(spare)} of {human_bytes(size)} are to spare."
+        return Advice(text, f"rollout.kv_cache={_mib(wanted)}")
+    return None
 
 
 def all_fits(s: Summary) -> Advice | None:
@@ -173,7 +185,7 @@ def room_for_micro_batches(s: Summary) -> Advice | None:
         return None
     return Advice(
         f"train_actor left {human_bytes(s.capacity - line.measured)} of {human_bytes(s.capacity)} free. Its work took "
-        f"{human_bytes(line.working)} with {tokens} tokens at a time; where a step has more than one micro-batch per rank, larger ones fit.",
+        f"{human_bytes(line.working)} with {tokens} tokens at a time; larger micro-batches fit, where a step has more than one per rank.",
         f"train.micro_batch_tokens={tokens * min(factor, 4)}",
     )
 

@@ -50,7 +50,7 @@ def table_text(table: Table) -> str:
 
 def _text(text: str) -> str:
     """Words in which Markdown and the HTML inside it mean nothing."""
-    return re.sub(r"([\\`*_<>\[\]])", r"\\\1", " ".join(text.split()))
+    return re.sub(r"[\\`*<>\[\]]|\b_|_\b", r"\\\g<0>", " ".join(text.split()))
 
 
 def _cell(text: str) -> str:

@@ -11,10 +11,12 @@ from dataclasses import dataclass, field
 from xml.etree import ElementTree as ET
 
 from hybrid.reports.bands import Band
-from hybrid.telemetry.summary import human_bytes
+from hybrid.telemetry.summary import UNITS, human_bytes
 
-WIDTH, HEIGHT = 960, 400
-LEFT, RIGHT, TOP, BOTTOM = 76, 16, 22, 78
+WIDTH, HEIGHT = 960, 372
+ROW = 16
+"""Names under the axis are on rows of this height; a chart grows with those it needs."""
+LEFT, RIGHT, TOP, BOTTOM = 76, 16, 22, 46
 CHARACTER = 6.4
 """Width of a character of 12 px, about."""
 OTHER_LINE = "#0072B2"
@@ -22,7 +24,7 @@ OTHER_LINE = "#0072B2"
 
 @dataclass(frozen=True)
 class Column:
-    """From x `start` to `end`, `bytes` by band. `measured` and `predicted` are drawn as marks across it. `label` names it under the axis."""
+    """From x `start` to `end`, `bytes` by band. `measured` and `predicted` are drawn as marks across it; `label` names it below."""
 
     start: float
     end: float
@@ -35,7 +37,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Ticks:
-    """Under a chart: texts at x, and what the axis shows."""
+    """Under a chart: texts at x, what the axis shows, and upright rules."""
 
     at: tuple[tuple[float, str], ...] = ()
     title: str = ""
@@ -64,7 +66,9 @@ def band_chart(
     def y(size: float) -> float:
         return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * size / top
 
-    svg = _root(title, description, prefix)
+    names = _rows(ticks, columns, x)
+    height = HEIGHT + ROW * max((row for row, _, _, _ in names), default=0)
+    svg = _root(title, description, prefix, height)
     used = [band for band in bands if any(c.bytes.get(band.key) for c in columns)]
     define_fills(svg, used, prefix)
     _y_axis(svg, top, y)
@@ -90,7 +94,7 @@ def band_chart(
                 _add(svg, "line", x1=x(column.start), x2=x(column.end), y1=y(size), y2=y(size), cls=cls)
     if capacity is not None:
         _capacity(svg, capacity, y(capacity) if inside else None)
-    _under(svg, ticks, columns, x)
+    _under(svg, ticks.title, names, height)
     return _text_of(svg)
 
 
@@ -160,10 +164,15 @@ def nice_top(highest: float) -> float:
 
 def tick_step(top: float) -> float:
     """1, 2 or 5 times a power of ten of a binary unit, so that an axis has 3 to 7 ticks."""
-    unit = 1024 ** max(0, min(4, int(len(bin(int(top))) - 3) // 10))
+    unit = 1024 ** unit_power(top)
     step = 10 ** (len(str(int(top / unit))) - 1) / 10
     factors = (1, 2, 5, 10, 20, 50)
     return unit * step * next((f for f in factors if top / (unit * step * f) <= 6), 100)
+
+
+def unit_power(size: float) -> int:
+    """Which of `UNITS` is the largest that `size` holds one of."""
+    return max(0, min(len(UNITS) - 1, (int(size).bit_length() - 1) // 10))
 
 
 def _root(title: str, description: str, prefix: str, height: int = HEIGHT) -> ET.Element:
@@ -176,10 +185,10 @@ def _root(title: str, description: str, prefix: str, height: int = HEIGHT) -> ET
 
 
 def _y_axis(svg: ET.Element, top: float, y, right: float = WIDTH - RIGHT) -> None:
-    step = tick_step(top)
+    step, power = tick_step(top), unit_power(top)
     for i in range(int(top / step) + 1):
         _add(svg, "line", x1=LEFT, x2=right, y1=y(i * step), y2=y(i * step), cls="rule")
-        text = "0" if i == 0 else human_bytes(i * step).replace(".00 ", " ").replace(".0 ", " ")
+        text = "0" if i == 0 else f"{i * step / 1024**power:g} {UNITS[power]}"
         _add(svg, "text", text, x=LEFT - 8, y=y(i * step) + 4, cls="ink soft", **{"text-anchor": "end"})
 
 
@@ -228,29 +237,39 @@ def _capacity(svg: ET.Element, capacity: int, at: float | None) -> None:
         text = f"↑ {text}, beyond this chart"
     else:
         _add(svg, "line", x1=LEFT, x2=WIDTH - RIGHT, y1=at, y2=at, cls="capacity")
-    _add(svg, "text", text, x=WIDTH - RIGHT - 4, y=(at or TOP + 2) - 6, cls="ink strong", **{"text-anchor": "end"})
+    _add(svg, "text", text, x=WIDTH - RIGHT - 4, y=(at or TOP + 2) - 6, cls="ink strong over", **{"text-anchor": "end"})
 
 
-def _under(svg: ET.Element, ticks: Ticks, columns: Sequence[Column], x) -> None:
-    """Names of columns and ticks below the axis, on up to three rows so that none overlaps."""
+def _rows(ticks: Ticks, columns: Sequence[Column], x) -> list[tuple[int, float, float, str]]:
+    """(row, x it belongs to, x of its middle, text) of the names under the axis: on up to three rows, so that none overlaps. Names of
+    columns come first; those without room on any row are left out.
+    """
+    rows, ends = [], {}
+    for places in (
+        [((x(c.start) + x(c.end)) / 2, c.label) for c in columns if c.label],
+        [(x(at), t) for at, t in ticks.at],
+    ):
+        first = max((row for row, _, _, _ in rows), default=-1) + 1
+        for at, text in places:
+            half = len(text) * CHARACTER / 2
+            middle = min(max(at, LEFT - 40 + half), WIDTH - half - 2)
+            row = next((i for i in range(first, first + 3) if middle - half > ends.get(i, 0.0) + 6), None)
+            if row is not None:
+                ends[row] = middle + half
+                rows.append((row, at, middle, text))
+    return rows
+
+
+def _under(svg: ET.Element, title: str, names: Sequence[tuple[int, float, float, str]], height: int) -> None:
     base = HEIGHT - BOTTOM
-    places = [((x(c.start) + x(c.end)) / 2, c.label) for c in columns if c.label]
-    places += [(x(at), text) for at, text in ticks.at]
-    ends = [0.0, 0.0, 0.0]
-    for at, text in places:
-        half = len(text) * CHARACTER / 2
-        middle = min(max(at, LEFT - 40 + half), WIDTH - half - 2)
-        row = next((i for i, end in enumerate(ends) if middle - half > end + 6), None)
-        if row is None:
-            continue
-        ends[row] = middle + half
-        low = base + 18 + 16 * row
+    for row, at, middle, text in names:
+        low = base + 18 + ROW * row
         if row:
             _add(svg, "line", x1=at, x2=at, y1=base + 2, y2=low - 11, cls="leader")
         _add(svg, "text", text, x=middle, y=low, cls="ink", **{"text-anchor": "middle"})
     _add(svg, "line", x1=LEFT, x2=WIDTH - RIGHT, y1=base, y2=base, cls="axis")
     middle = (LEFT + WIDTH - RIGHT) / 2
-    _add(svg, "text", ticks.title, x=middle, y=HEIGHT - 6, cls="ink soft", **{"text-anchor": "middle"})
+    _add(svg, "text", title, x=middle, y=height - 6, cls="ink soft", **{"text-anchor": "middle"})
 
 
 def _add(parent: ET.Element, tag: str, text: str | None = None, cls: str | None = None, **attributes) -> ET.Element:

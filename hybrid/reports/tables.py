@@ -44,7 +44,7 @@ def predicted_and_measured(s: Summary) -> Table:
             "Predicted and measured", "No plan recorded: this ledger has no prediction to compare with.", (), ()
         )
     rows = [(p.phase, _bytes(p.predicted), _bytes(p.measured), _signed(p.error)) for p in s.phases]
-    intro = "The fullest moment of each phase, of one GPU. Error: predicted over measured, less 1; negative means that the plan was too low."
+    intro = "The fullest moment of each phase on one GPU. Error: predicted over measured, less 1; negative: the plan was too low."
     return Table("Predicted and measured", intro, _heads("phase", "predicted", "measured", "error"), tuple(rows))
 
 
@@ -80,7 +80,10 @@ def tenants(s: Summary) -> Table:
 
 def transitions(s: Summary) -> Table:
     """What moved between which phases, how fast, and what it cost."""
-    intro = "Ways into a phase on which something moved; means of all times. Copied: to or from the slow tier; the rest is freed or rebuilt. GB/s: copied over the wall time of all ranks, checks included."
+    intro = (
+        "Ways into a phase on which something moved; means of all times. Copied: to or from the slow tier; the rest is freed or rebuilt. "
+        "GB/s: copied over the wall time of all ranks, checks included."
+    )
     if not s.transitions:
         return Table("Transitions", "Nothing moved.", (), ())
     heads = [Head("from → into", words=True), Head("out", words=True, long=True), Head("in", words=True, long=True)]

@@ -26,7 +26,8 @@ def timeline(run: Run) -> Timeline:
 
 def _start(rows: Iterable[Row]) -> float:
     """When the run began: its first phase takes longer than the ledger knows of it."""
-    return min(row["time"] - (row["seconds"] if row["kind"] == "phase" else 0) for row in rows)
+    began = (row["time"] - (row["seconds"] if row["kind"] == "phase" else 0) for row in rows)
+    return min(began, default=0.0)
 
 
 def _fullest(rows: Sequence[Row]) -> Place:
