@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 import hybrid
-from hybrid.config import SECTIONS, RunConfig, dump, load_run, placement, resolve
+from hybrid.config import SECTIONS, RunConfig, check_start, dump, load_run, placement, resolve
 from hybrid.config.violations import describe, section_class
 from hybrid.errors import ConfigError, HybridError
 
@@ -84,6 +84,7 @@ def train(
     """
     with _errors_for_people():
         cfg = load_run(profile, overrides or [])
+        check_start(cfg)
         if dry_run:
             _show(resolve(cfg))
             return
@@ -131,9 +132,11 @@ def _show(cfg: RunConfig) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from hybrid.telemetry.summary import count_of
+
     print(dump(cfg))
     table = Table(
-        title=f"{cfg.cluster.num_nodes} node(s) x {cfg.cluster.gpus_per_node} GPU(s), device {cfg.cluster.device}"
+        title=f"{count_of(cfg.cluster.num_nodes, 'node')} x {count_of(cfg.cluster.gpus_per_node, 'GPU')}, device {cfg.cluster.device}"
     )
     for column in ("rank", "node", "GPU", "roles", "engine", "GPU share of a process"):
         table.add_column(column)

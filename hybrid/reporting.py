@@ -13,7 +13,7 @@ from hybrid.telemetry.console import Console
 from hybrid.telemetry.gpu import GpuUtilization
 from hybrid.telemetry.metrics import MetricsWriter, metric_keys
 from hybrid.telemetry.samples import SamplesWriter
-from hybrid.telemetry.summary import SummaryData
+from hybrid.telemetry.summary import SummaryData, count_of
 from hybrid.telemetry.wandb import start_wandb
 
 Metrics = dict[str, float | None]
@@ -108,11 +108,12 @@ class Reporter:
 
 def _title(cfg: RunConfig) -> str:
     algorithm = {"gae": "PPO", "group_norm": "GRPO"}.get(cfg.algorithm.advantage, cfg.algorithm.advantage)
-    return f"{algorithm} on {cfg.data.train}, {cfg.world_size} {cfg.cluster.device} GPU(s), ZeRO-{cfg.actor.zero_stage}"
+    gpus = count_of(cfg.world_size, "logical GPU" if cfg.cluster.device == "cpu" else "GPU")
+    return f"{algorithm} on {cfg.data.train}, {gpus}, ZeRO-{cfg.actor.zero_stage}"
 
 
 def _next_commands(cfg: RunConfig, run_dir: Path) -> list[tuple[str, str]]:
-    again = f"hybrid train {run_dir / 'profile.yaml'} logging.name=null memory.swap_dir=null"
+    again = f"hybrid train {run_dir / 'profile.yaml'} logging.name=null"
     if cfg.rollout.record is not None:
         again += " rollout.record=null"
     longer = [(f"{again} train.steps={2 * cfg.train.steps}", "train twice as long")] if cfg.uses_engines else []

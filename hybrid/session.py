@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -35,6 +35,7 @@ from hybrid.roles.reward import RewardWorker
 from hybrid.roles.zero import ZeroOptions
 from hybrid.rollout.group import EngineGroup
 from hybrid.rollout.requests import EngineOptions
+from hybrid.telemetry.summary import count_of
 
 TRAINED_PARTS = ("weights", "gradients", "optimizer")
 ROLES = {
@@ -147,6 +148,7 @@ def open_session(cfg: RunConfig, run_dir: Path) -> Iterator[Session]:
         if recorder is not None:
             stack.callback(recorder.close)
 
+        stack.callback(_remove_swap_folders, _swap_dir(cfg, run_dir))
         report.stage("starting Ray")
         pool = open_pool(
             num_nodes=cfg.cluster.num_nodes,
@@ -197,8 +199,19 @@ def _spawn(cfg: RunConfig, run_dir: Path, pool: Pool, role: str) -> RoleGroup:
         device=cfg.cluster.device,
         threads=threads,
         tier=cfg.memory.tier,
-        swap_dir=cfg.memory.swap_dir or str(run_dir / "swap"),
+        swap_dir=str(_swap_dir(cfg, run_dir)),
     )
+
+
+def _swap_dir(cfg: RunConfig, run_dir: Path) -> Path:
+    return Path(cfg.memory.swap_dir or run_dir / "swap")
+
+
+def _remove_swap_folders(folder: Path) -> None:
+    """Swap files have no names, so what the ranks of this node leave are empty folders; those that are not empty are not ours."""
+    for empty in [*folder.glob("*"), folder]:
+        with suppress(OSError):
+            empty.rmdir()
 
 
 def _engine_group(cfg: RunConfig, pool: Pool) -> EngineGroup:
@@ -248,7 +261,7 @@ def _load_all(
     engines: EngineGroup | None,
 ) -> None:
     if engines is not None:
-        report.stage(f"starting {cfg.rollout.engines} engine(s)")
+        report.stage(f"starting {count_of(cfg.rollout.engines, 'engine')}")
         engines.start(cfg.cluster.call_timeout_s)
         scheduler.adopt("rollout", engines)
     for role, group in groups.items():

@@ -36,8 +36,12 @@ def train(cfg: RunConfig, run_dir: Path) -> None:
     """
     with open_session(cfg, run_dir) as s:
         progress = Progress()
+        if s.engines is not None:
+            s.report.stage("comparing the engines with the trainer")
         phases.sync(s, progress)
         phases.self_test(s, progress)
+        if s.held_out:
+            s.report.stage(f"answering {len(s.held_out)} held-out problems")
         s.report.training_starts(phases.evaluate(s, progress), s.ledger.take_step_totals())
         exported = None
         for step in range(1, cfg.train.steps + 1):

@@ -246,5 +246,6 @@ print(f"hybrid {hybrid.__version__}", *versions, f"vllm {vllm.__version__}", f"P
 }
 
 if [[ "${BASH_SOURCE[0]}" == "$0" ]]; then
+    hear_interrupts "$@"
     main "$@"
 fi

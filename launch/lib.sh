@@ -6,8 +6,21 @@ say() { printf '%s\n' "$*"; }
 warn() { printf '%s\n' "$*" >&2; }
 fail() { printf 'error: %s\n' "$*" >&2; exit 1; }
 
+# After a `run_session` that failed: an interruption is none of the command's faults.
+give_up() { # status message...
+    (($1 == 130 || $1 == 143)) && { warn "interrupted: all that was started has ended"; exit "$1"; }
+    fail "${@:2}"
+}
+
 # The comment at the head of a script is its help.
 print_help() { awk 'NR > 1 { if (!/^#/) exit; sub(/^# ?/, ""); print }' "$1"; }
+
+# A script that another one starts in the background gets INT ignored, and a shell cannot take that back: start it anew with INT as usual.
+# Call it first, with the script's arguments.
+hear_interrupts() { # arguments...
+    [[ "$(trap -p INT)" == "trap -- '' "* ]] && exec env --default-signal=INT bash "$0" "$@"
+    return 0
+}
 
 # Seconds as people read them: 42 s, 4 min 05 s.
 human_seconds() {

@@ -15,15 +15,15 @@ main() {
     for argument in "$@"; do
         case "$argument" in
             -h | --help) print_help "${BASH_SOURCE[0]}"; return 0 ;;
-            *.*=* | --dry-run) ;;
+            *.*=* | critic=* | reference=* | --dry-run) ;;
             *) fail "'$argument' is not an override: write section.key=value, for example train.steps=10" ;;
         esac
     done
-    bash "$CHECKOUT/launch/install.sh" auto || fail "the installation failed (above); nothing was trained"
+    run_session bash "$CHECKOUT/launch/install.sh" auto || give_up $? "the installation failed (above); nothing was trained"
     local venv python gpus status
     venv="$(venv_folder)" || exit 1
     python="$venv/bin/python"
-    run_session "$python" "$CHECKOUT/launch/make_models.py" || fail "the model was not made (above); nothing was trained"
+    run_session "$python" "$CHECKOUT/launch/make_models.py" || give_up $? "the model was not made (above); nothing was trained"
     gpus="$(gpus_to_use "$python")" || exit 1
 
     # `ninja` and `hybrid` are found by name where the environment is not active.
@@ -49,4 +49,5 @@ gpus_to_use() { # python
     echo "$count"
 }
 
+hear_interrupts "$@"
 main "$@"

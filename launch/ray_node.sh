@@ -91,4 +91,5 @@ await_head() { # host port
     done
 }
 
+hear_interrupts "$@"
 main "$@"

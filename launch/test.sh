@@ -27,10 +27,10 @@ main() {
             fail "tests/$suite holds no tests"
     done
 
-    bash "$CHECKOUT/launch/install.sh" auto --test || fail "the installation failed (above); no test was run"
+    run_session bash "$CHECKOUT/launch/install.sh" auto --test || give_up $? "the installation failed (above); no test was run"
     VENV="$(venv_folder)" || exit 1
     if [[ "${suites[*]}" != unit ]]; then
-        run_session "$VENV/bin/python" "$CHECKOUT/launch/make_models.py" --tiny --smollm2 || fail "the models were not made (above)"
+        run_session "$VENV/bin/python" "$CHECKOUT/launch/make_models.py" --tiny --smollm2 || give_up $? "the models were not made (above)"
     fi
     offline_environment
     cd "$CHECKOUT" || exit 1
@@ -40,7 +40,7 @@ main() {
     for suite in "${suites[@]}"; do
         run_suite "$suite" "$@"
         status=$?
-        ((status == 130 || status == 143)) && { warn "interrupted: all that was started has ended"; exit "$status"; }
+        ((status == 130 || status == 143)) && give_up "$status"
         ((first_failure)) || first_failure=$status
     done
     totals || first_failure=$((first_failure ? first_failure : 1))
@@ -88,4 +88,5 @@ sys.exit(bool(failed))
 PY
 }
 
+hear_interrupts "$@"
 main "$@"

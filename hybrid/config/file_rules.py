@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ast
+import difflib
+import json
+from collections.abc import Iterator
 from pathlib import Path
 
 from hybrid.config.paths import is_hub_name, path_roots
@@ -38,18 +41,28 @@ def reward_model_exists(cfg: RunConfig) -> Finding | None:
 def _model_is_there(cfg: RunConfig, key: str, value: str) -> Finding | None:
     path = Path(value)
     if path.is_dir():
-        if (path / "config.json").is_file():
-            return None
-        return (
-            f"{key} {value} has no config.json: it is no Hugging Face model folder",
-            "Point to the folder that has it.",
-        )
+        return _folder_is_a_model(key, path)
     if path.is_file() or not is_hub_name(cfg, value):
         return (
             f"{key} {value} is no model folder, {_looked_in(cfg, value)}",
             "Correct the path, make the folder (the scripts in launch/ make the small models of the CPU profiles), "
             "or give a hub name such as Qwen/Qwen2.5-0.5B-Instruct.",
         )
+
+
+def _folder_is_a_model(key: str, path: Path) -> Finding | None:
+    file = path / "config.json"
+    if not file.is_file():
+        return (
+            f"{key} {path} has no config.json: it is no Hugging Face model folder",
+            "Point to the folder that has it.",
+        )
+    try:
+        config = json.loads(file.read_bytes())
+    except (ValueError, RecursionError) as error:
+        return f"{key}: {file} is not JSON ({error})", "Make the model folder anew."
+    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
+        return f"{key}: {file} names no model_type: it is no model's configuration", "Make the model folder anew."
 
 
 def _looked_in(cfg: RunConfig, value: str) -> str:
@@ -71,18 +84,25 @@ def evaluation_data_exists(cfg: RunConfig) -> Finding | None:
 
 def _data_is_there(cfg: RunConfig, key: str, value: str) -> Finding | None:
     if is_task(value):
-        if value == "reasoning_gym:":
-            return (
-                f"{key} {value} names no task",
-                f"Write {key}=reasoning_gym:TASK, for example reasoning_gym:chain_sum.",
-            )
-        return None
+        return _task_is_known(key, value)
     if Path(value).exists() or (not value.endswith((".jsonl", ".json")) and is_hub_name(cfg, value)):
         return None
     return (
         f"{key} {value} does not exist, {_looked_in(cfg, value)}",
         "Correct the path, or give reasoning_gym:TASK or the hub name of a dataset.",
     )
+
+
+def _task_is_known(key: str, value: str) -> Finding | None:
+    name = value.removeprefix("reasoning_gym:")
+    if not name:
+        return f"{key} {value} names no task", f"Write {key}=reasoning_gym:TASK, for example reasoning_gym:chain_sum."
+    from reasoning_gym.factory import DATASETS  # a second: only for those who use it
+
+    if name not in DATASETS:
+        near = difflib.get_close_matches(name, DATASETS, n=3)
+        hint = f"Did you mean {' or '.join(near)}?" if near else f"Tasks: {', '.join(sorted(DATASETS))}."
+        return f"{key} {value}: reasoning-gym has no such task", hint
 
 
 @rule("reward.function")
@@ -111,25 +131,31 @@ def _function_is_there(cfg: RunConfig, key: str, function: str) -> Finding | Non
     if not Path(file).is_file():
         return f"{key}: the file {file} does not exist", fix
     try:
-        tree = ast.parse(Path(file).read_text())
-    except SyntaxError as error:
-        return f"{key}: {file}, line {error.lineno}, is not valid Python ({error.msg})", "Correct the file."
-    names = _defined_names(tree)
+        tree = ast.parse(Path(file).read_bytes())  # bytes: Python finds the encoding as it does on import
+    except (SyntaxError, ValueError, RecursionError) as error:
+        line = f", line {error.lineno}," if getattr(error, "lineno", None) else ""
+        return f"{key}: {file}{line} is not valid Python ({getattr(error, 'msg', error)})", "Correct the file."
+    names = list(dict.fromkeys(_defined_names(tree.body)))
     if name not in names:
         return f"{key}: {file} defines no {name}", f"It defines {', '.join(names) or 'nothing'}."
 
 
-def _defined_names(tree: ast.Module) -> list[str]:
-    """Names that a module binds at its top level."""
-    names: list[str] = []
-    for node in tree.body:
+def _defined_names(body: list[ast.stmt]) -> Iterator[str]:
+    """Names that a module may bind at its top level, also in the branches of its if, try, with and loops."""
+    for node in body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            names.append(node.name)
-        elif isinstance(node, ast.Import | ast.ImportFrom):
-            names += [alias.asname or alias.name for alias in node.names]
-        elif isinstance(node, ast.Assign):
-            names += [target.id for target in node.targets if isinstance(target, ast.Name)]
-    return names
+            yield node.name
+            continue
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield from (alias.asname or alias.name for alias in node.names)
+        targets = (
+            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        )
+        yield from (name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name))
+        for branch in ("body", "orelse", "finalbody"):
+            yield from _defined_names(getattr(node, branch, []))
+        for handler in getattr(node, "handlers", []):
+            yield from _defined_names(handler.body)
 
 
 @rule("rollout.replay")

@@ -52,7 +52,11 @@ def load_run(profile: str | Path, overrides: list[str] | tuple[str, ...] = ()) -
 
 def check(cfg: RunConfig) -> None:
     """Raise `ConfigError` when `cfg` breaks a rule between fields; for configs that did not come from a file."""
-    violations = find_violations(resolve(cfg), frozenset())
+    check_report(cfg, find_violations(resolve(cfg), frozenset()))
+
+
+def check_report(cfg: RunConfig, violations: list[Violation]) -> None:
+    """Raise `ConfigError` that lists `violations` of `cfg`, if there are any."""
     if violations:
         raise ConfigError(_report(Path(cfg.profile_name), violations, {}))
 
@@ -85,8 +89,13 @@ def _read_profile(profile: Path) -> tuple[dict[str, Any], dict[str, str], list[V
     violations: list[Violation] = []
     _locate(node, "", profile, places, violations)
     optional = ("critic", "reference")
-    values = {str(k): {} if v is None and str(k) not in optional else v for k, v in values.items()}
+    values = {str(k): {} if v is None and str(k) not in optional else _text_keys(v) for k, v in values.items()}
     return values, places, violations
+
+
+def _text_keys(section: Any) -> Any:
+    """A section with keys as messages print them: YAML reads `1:` and `on:` as a number and a truth value."""
+    return {str(key): value for key, value in section.items()} if isinstance(section, dict) else section
 
 
 def _locate(

@@ -4,7 +4,6 @@ a kind."""
 from __future__ import annotations
 
 import json
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ def resolve(cfg: RunConfig, run_dir: Path | None = None) -> RunConfig:
     run_dir = run_dir or default_run_dir(cfg)
     notes: list[str] = []
     cfg = _update(cfg, cluster=_cluster(cfg))
-    cfg = _update(cfg, model=_model(cfg, notes), memory=_memory(cfg, run_dir), reward=_reward(cfg), data=_data(cfg))
+    cfg = _update(cfg, model=_model(cfg, notes), memory=_memory(cfg), reward=_reward(cfg), data=_data(cfg))
     if cfg.uses_critic:
         critic = cfg.critic or Critic()
         path = model_source(cfg, critic.path) if critic.path else cfg.model.path
@@ -41,9 +40,7 @@ def resolve(cfg: RunConfig, run_dir: Path | None = None) -> RunConfig:
         cfg = cfg.model_copy(update={"reference": reference.model_copy(update={"path": path})})
     cfg = _update(cfg, train={"prompts_per_update": cfg.train.prompts_per_update or cfg.train.prompts_per_step})
     cfg = _update(cfg, rollout=_rollout(cfg))
-    progress = "bar" if sys.stdout.isatty() else "lines"
-    chosen = cfg.logging.progress if cfg.logging.progress != "auto" else progress
-    cfg = _update(cfg, logging={"runs_dir": str(run_dir.parent), "name": run_dir.name, "progress": chosen})
+    cfg = _update(cfg, logging={"runs_dir": str(run_dir.parent), "name": run_dir.name})
     return cfg.model_copy(update={"notes": tuple(notes)})
 
 
@@ -90,7 +87,7 @@ def _model(cfg: RunConfig, notes: list[str]) -> dict[str, Any]:
     return {"path": model_source(cfg, cfg.model.path), "dtype": dtype, "attention": attention}
 
 
-def _memory(cfg: RunConfig, run_dir: Path) -> dict[str, Any]:
+def _memory(cfg: RunConfig) -> dict[str, Any]:
     on_cpu = cfg.cluster.device == "cpu"
     memory = cfg.memory
     size = memory.device_bytes
@@ -100,7 +97,7 @@ def _memory(cfg: RunConfig, run_dir: Path) -> dict[str, Any]:
         size = machine.gpu_bytes() or "auto"
     return {
         "tier": memory.tier if memory.tier != "auto" else "file" if on_cpu else "pinned",
-        "swap_dir": str(Path(memory.swap_dir).expanduser().absolute() if memory.swap_dir else run_dir / "swap"),
+        "swap_dir": str(Path(memory.swap_dir).expanduser().absolute()) if memory.swap_dir else None,
         "device_bytes": size,
     }
 
@@ -173,7 +170,10 @@ def model_config(path: str) -> dict[str, Any] | None:
     file = Path(path) / "config.json"
     if not file.is_file():
         return None
-    config = json.loads(file.read_text())
-    config = config.get("text_config", config)
-    usual = {"num_attention_heads", "hidden_size", "num_hidden_layers"}
-    return config if usual <= config.keys() else None
+    try:
+        config = json.loads(file.read_bytes())
+    except ValueError:
+        return None  # a rule says so
+    config = config.get("text_config", config) if isinstance(config, dict) else {}
+    usual = ("num_attention_heads", "hidden_size", "num_hidden_layers")
+    return config if all(isinstance(config.get(key), int) and config[key] > 0 for key in usual) else None

@@ -87,7 +87,7 @@ def many_nodes_need_a_cluster(cfg: RunConfig) -> Finding | None:
     if cfg.cluster.num_nodes > 1 and cfg.cluster.address is None:
         return (
             f"cluster.num_nodes {cfg.cluster.num_nodes} without cluster.address: Ray started here has this node only",
-            "Start Ray on all nodes (`ray start`) and set cluster.address=auto.",
+            "Start Ray on all nodes (launch/ray_node.sh) and set cluster.address=auto.",
         )
 
 

@@ -222,12 +222,13 @@ class Data(Section):
     train: Text
     """`reasoning_gym:TASK`, a .jsonl file, a saved `datasets` folder, or a hub name."""
     eval: Text | None = None
-    """Held-out data, as `train`. null: for a reasoning_gym task, problems that training never sees; else no
-    evaluation."""
+    """Held-out data, as `train`; of data with splits, test, else validation. null: for a reasoning_gym task, problems that
+    training never sees; else no evaluation."""
     eval_size: Positive = 64
     """Held-out problems that are answered greedily at the start and the end."""
     eval_function: Text | None = None
-    """Scores the evaluation; accuracy is the share of scores of at least 1.0. null: reward.function."""
+    """Scores the evaluation; accuracy is the share of scores of at least 1.0. null: reward.function; with a
+    reward model, the scorer of the reasoning_gym task."""
     task_args: dict[str, Any] = Field(default_factory=dict)
     """Arguments of the reasoning_gym task."""
     prompt_field: Text = "prompt"

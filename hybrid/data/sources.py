@@ -44,7 +44,7 @@ def _read_jsonl(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             where = f"{path}:{number}"
             try:
                 record = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
-            except ValueError as error:  # Of JSON or of UTF-8.
+            except (ValueError, RecursionError) as error:  # Of JSON, of UTF-8, or nested too deep.
                 raise DataError(f"{where} is not JSON: {error}. Each line must be one JSON object.") from error
             if not isinstance(record, dict):
                 raise DataError(f"{where} must be a JSON object, not {type(record).__name__}.")

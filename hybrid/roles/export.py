@@ -27,5 +27,7 @@ def export_model(hf: nn.Module, buckets, source: str, folder: Path, is_writer: b
     AutoTokenizer.from_pretrained(source).save_pretrained(aside)
     if hf.can_generate() and (Path(source) / "generation_config.json").exists():
         GenerationConfig.from_pretrained(source).save_pretrained(aside)
+    for file in aside.iterdir():
+        file.chmod(0o644)  # safetensors writes through a temporary file, for its owner only
     shutil.rmtree(folder, ignore_errors=True)
     aside.rename(folder)

@@ -42,7 +42,7 @@ class SummaryData:
 
 def summary_parts(data: SummaryData, width: int) -> list[RenderableType]:
     """What to print, top to bottom, for a console of `width` columns. Paths and commands are never cut or wrapped."""
-    title = Text.assemble((data.title, "bold"), f"  {len(data.rewards)} steps in {clock(data.seconds)}")
+    title = Text.assemble((data.title, "bold"), f"  {count_of(len(data.rewards), 'step')} in {clock(data.seconds)}")
     tables = [t for t in (_learning(data), _time(data), _memory(data)) if t is not None]
     side_by_side = Table.grid(padding=(0, 3))
     side_by_side.add_row(*tables[1:])
@@ -83,6 +83,11 @@ def human_bytes(count: float) -> str:
     value = count / 1024**power
     digits = 0 if power == 0 or value >= 100 else 1 if value >= 10 else 2
     return f"{value:.{digits}f} {UNITS[power]}"
+
+
+def count_of(number: int, what: str) -> str:
+    """`1 engine`, `2 engines`."""
+    return f"{number} {what}" + ("s" if number != 1 else "")
 
 
 def shown_path(path: Path) -> str:
@@ -130,7 +135,7 @@ def _time(data: SummaryData) -> Table | None:
     table = _table("phase", "time", "share")
     known = sum(data.phase_seconds.values())
     rows = {**data.phase_seconds, "other": max(0.0, data.seconds - known)}
-    rows = {name: seconds for name, seconds in rows.items() if seconds > 0}
+    rows = {name: seconds for name, seconds in rows.items() if round(seconds) > 0}
     whole = sum(rows.values())
     for name, seconds in rows.items():
         table.add_row(name, clock(seconds), f"{seconds / whole:.0%}")

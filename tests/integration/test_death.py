@@ -1,4 +1,4 @@
-"""A process that is killed ends the run, by name, and leaves nothing behind."""
+"""However a run is ended from outside, it says so and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import psutil
 import pytest
@@ -17,30 +20,47 @@ from tests.integration.runs import profile
 START_S, END_S = 240, 30
 
 
-@pytest.mark.parametrize("victim", ["actor-1", "rollout-0"])
-def test_a_killed_process_ends_the_run(victim, tmp_path):
-    path = profile(tmp_path, make_tiny_llama(tmp_path / "model"))
+@contextmanager
+def running(folder: Path) -> Iterator[tuple[subprocess.Popen, list[psutil.Process]]]:
+    """A run that trains for ever, past its first step, and all processes under it; afterwards none of them may be alive."""
+    path = profile(folder, make_tiny_llama(folder / "model"))
     command = [sys.executable, "-m", "hybrid.cli", "train", str(path), "train.steps=100000", "logging.name=run"]
     process = subprocess.Popen(
-        [*command, f"logging.runs_dir={tmp_path}"],
+        [*command, f"logging.runs_dir={folder}"],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
     )
     try:
-        _await_steps(tmp_path / "run" / "metrics.jsonl", process)
+        _await_steps(folder / "run" / "metrics.jsonl", process)
         family = psutil.Process(process.pid).children(recursive=True)
+        yield process, family
+    finally:
+        os.killpg(process.pid, signal.SIGKILL) if process.poll() is None else None
+    _, alive = psutil.wait_procs(family, timeout=15)
+    assert alive == []
+
+
+@pytest.mark.parametrize("victim", ["actor-1", "rollout-0"])
+def test_a_killed_process_ends_the_run_by_name(victim, tmp_path):
+    with running(tmp_path) as (process, _):
         log = tmp_path / "run" / "logs" / f"{victim}.log"
         os.kill(int(log.read_text().split("\n", 1)[0].removeprefix("pid ")), signal.SIGKILL)
         output, _ = process.communicate(timeout=END_S)
-    finally:
-        os.killpg(process.pid, signal.SIGKILL) if process.poll() is None else None
     assert process.returncode == 1, output
     role, rank = victim.split("-")
     assert f"{role} rank {rank} on node" in output
-    _, alive = psutil.wait_procs(family, timeout=15)
-    assert alive == []
+
+
+@pytest.mark.parametrize("send", [os.kill, os.killpg], ids=["driver", "process group"])
+def test_a_terminated_run_ends_in_order(send, tmp_path):
+    with running(tmp_path) as (process, _):
+        send(process.pid, signal.SIGTERM)
+        output, _ = process.communicate(timeout=END_S)
+    assert process.returncode == 128 + signal.SIGTERM, output
+    assert output.rstrip().endswith("interrupted") and "Traceback" not in output
+    assert not (tmp_path / "run" / "swap").exists()
 
 
 def _await_steps(metrics, process) -> None:

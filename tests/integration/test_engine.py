@@ -13,6 +13,7 @@ from hybrid.rollout.requests import EngineOptions, GenerateRequest, SamplingOpti
 from hybrid.rollout.sender import make_sender
 from launch.tiny_models import make_tiny_llama
 from tests.integration.engine_process import EngineProcess
+from tests.integration.references import reference_logprobs
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
@@ -41,20 +42,6 @@ def weights(folder):
 
 def send(engine, named, version, bucket_bytes=2**18):
     make_sender("shm", 0, [engine], bucket_bytes).send([list(named.items())], version)
-
-
-def reference_logprobs(folder, prompts, responses, temperature=1.0):
-    """Log-probs of the responses under transformers' fp32 model: what the trainer would say."""
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    rows = []
-    for prompt, response in zip(prompts, responses, strict=True):
-        with torch.no_grad():
-            logits = model(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1]
-        picked = (logits / temperature).log_softmax(-1).gather(1, torch.tensor(response)[:, None])
-        rows.append(picked[:, 0].tolist())
-    return rows
 
 
 def largest_difference(completions, rows):

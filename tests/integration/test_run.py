@@ -8,8 +8,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from hybrid.rollout.requests import EngineOptions, GenerateRequest, SamplingOptions
 from hybrid.telemetry.metrics import metric_keys
 from launch.tiny_models import make_tiny_llama
+from tests.integration.engine_process import EngineProcess
+from tests.integration.references import reference_logprobs
 from tests.integration.runs import profile, run
 
 EXACT = ("reward/mean", "loss/policy", "grad_norm/actor", "kl/sampler", "response/length_mean")
@@ -66,13 +69,18 @@ def test_training_changed_the_weights_that_generate(swapped):
     assert versions == {0, 1, 2}
 
 
-def test_the_exported_folder_generates_as_trained(swapped):
+def test_transformers_and_vllm_load_the_exported_folder_and_agree(swapped):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     folder, _, _ = swapped
-    model = AutoModelForCausalLM.from_pretrained(folder / "swapped" / "model")
-    tokenizer = AutoTokenizer.from_pretrained(folder / "swapped" / "model")
-    ids = tokenizer("Say a", return_tensors="pt")["input_ids"]
+    exported = folder / "swapped" / "model"
     stored = weights(folder / "swapped")
-    assert model(ids).logits.isfinite().all()
-    assert all(torch.equal(stored[name], value) for name, value in model.state_dict().items() if name in stored)
+    loaded = AutoModelForCausalLM.from_pretrained(exported, dtype=torch.float32).state_dict()
+    assert all(torch.equal(stored[name], value) for name, value in loaded.items() if name in stored)
+
+    prompts = [AutoTokenizer.from_pretrained(exported)(text)["input_ids"] for text in ("Say a", "Tell me more")]
+    with EngineProcess(EngineOptions(str(exported), "float32", "cpu", 2**25, 128, max_num_seqs=4, threads=1)) as engine:
+        groups = engine.generate([GenerateRequest(p) for p in prompts], SamplingOptions(12, temperature=0.0), None)
+    completions = [group[0] for group in groups]
+    scored = reference_logprobs(exported, prompts, [c.token_ids for c in completions])
+    assert [c.logprobs for c in completions] == [pytest.approx(row, abs=1e-3) for row in scored]

@@ -195,6 +195,20 @@ def test_a_signal_to_the_script_ends_all_it_started(signum, status, tmp_path):
         assert "ended in order" in rest, "the command got the chance to end by itself"
 
 
+def test_a_script_started_in_the_background_hears_ctrl_c(tmp_path):
+    script = tmp_path / "script.sh"
+    script.write_text(
+        f"source {ROOT}/launch/lib.sh; hear_interrupts; {sys.executable} -c pass; SETTLE=0 run_session sleep 60; exit $?"
+    )
+    # A shell's background job has INT ignored.
+    started = subprocess.run(
+        ["bash", "-c", f"bash {script} & echo $!; sleep 1; kill -INT $!; wait $!; echo $?"],
+        capture_output=True, text=True, env=CLEAN, timeout=30,
+    )  # fmt: skip
+    pid, status = started.stdout.split()
+    assert status == "130" and not alive(int(pid))
+
+
 def test_a_model_appears_whole_or_not_at_all(tmp_path):
     folder = tmp_path / "model"
 

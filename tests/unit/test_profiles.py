@@ -20,7 +20,7 @@ def made_models(tmp_path, monkeypatch) -> None:
     for name, heads in {"SmolLM2-135M-Instruct": 9, "tiny-llama": 4, "tiny-reward": 4}.items():
         folder = tmp_path / "models" / name
         folder.mkdir(parents=True)
-        config = f'{{"num_attention_heads": {heads}, "hidden_size": {heads * 32}, "num_hidden_layers": 2}}'
+        config = f'{{"model_type": "llama", "num_attention_heads": {heads}, "hidden_size": {heads * 32}, "num_hidden_layers": 2}}'
         (folder / "config.json").write_text(config)
     monkeypatch.chdir(tmp_path)
 
