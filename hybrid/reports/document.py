@@ -89,7 +89,7 @@ def _notes(s: Summary) -> tuple[str, ...]:
         )
     if s.kv_cache_share is not None:
         notes.append(
-            f"KV cache: at most {s.kv_cache_share:.0%} used. Computed from the lengths of prompts and responses and rollout.max_num_seqs, as "
-            "if the longest ran together and shared no prefix; over 100 % means that sequences may have waited."
+            f"KV cache: at most {s.kv_cache_share:.0%} used. Computed from the lengths of prompts and responses and rollout.max_num_seqs, "
+            "as if the longest ran together and shared no prefix; over 100 % means that sequences may have waited."
         )
     return tuple(notes)
