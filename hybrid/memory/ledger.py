@@ -12,8 +12,6 @@ Every row has `time` (seconds since the epoch), `step` (0 before the first), `ph
   engine's peaks after it generated: tokens that its KV cache held at most, over those that fit. At most: from the lengths of prompts and
   responses, as if the longest ran together and shared no prefix; above 1, sequences may have waited.
 - `counted`: what training counted at its height, in the phase that just ended. role, parts: {part: bytes of the largest rank}.
-- `plan`: what the run was predicted to hold, first in the file, without the keys above but `kind`. capacity_bytes, policy, phases,
-  transitions, seconds_per_step; read by `reports.read.read_plan`.
 - `failed`: the phase or the way into it raised. error: first line of the message.
 
 Bytes of moves are counted in storages, bytes of processes measured by the system; what lies between them is unattributed.

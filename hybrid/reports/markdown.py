@@ -25,7 +25,7 @@ def to_markdown(doc: Document) -> str:
 def short_form(doc: Document) -> str:
     """What a console shows at the end of a run: the verdict, a line per phase, and the advice."""
     table = next((table for table in doc.tables[:2] if table.rows), None)
-    parts = [f"Memory. {doc.verdict}", table_text(table) if table else "", advice_list(doc)]
+    parts = [doc.failure or "", f"Memory. {doc.verdict}", table_text(table) if table else "", advice_list(doc)]
     return "\n\n".join(part for part in parts if part)
 
 

@@ -18,6 +18,18 @@ from hybrid.memory.ledger import read_ledger
 
 Row = dict[str, Any]
 
+KEPT_SETTINGS = {
+    "device": ("cluster", "device"),
+    "policy": ("memory", "policy"),
+    "tier": ("memory", "tier"),
+    "capacity_bytes": ("memory", "device_bytes"),
+    "kv_cache_bytes": ("rollout", "kv_cache"),
+    "micro_batch_tokens": ("train", "micro_batch_tokens"),
+    "gradient_checkpointing": ("model", "gradient_checkpointing"),
+    "steps": ("train", "steps"),
+}
+"""Section and key of the profile by field of `Settings`: all that a report takes from it."""
+
 
 @dataclass(frozen=True)
 class PlanPhase:
@@ -145,17 +157,7 @@ def _settings(profile: Path) -> Settings:
 
 
 def _known(profile: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    places = {
-        "device": ("cluster", "device"),
-        "policy": ("memory", "policy"),
-        "tier": ("memory", "tier"),
-        "capacity_bytes": ("memory", "device_bytes"),
-        "kv_cache_bytes": ("rollout", "kv_cache"),
-        "micro_batch_tokens": ("train", "micro_batch_tokens"),
-        "gradient_checkpointing": ("model", "gradient_checkpointing"),
-        "steps": ("train", "steps"),
-    }
-    for name, (section, key) in places.items():
+    for name, (section, key) in KEPT_SETTINGS.items():
         value = (profile.get(section) or {}).get(key)
         if name.endswith("_bytes") and value != "auto" and value is not None:
             value = parse_bytes(value)
