@@ -8,9 +8,9 @@ Every row has `time` (seconds since the epoch), `step` (0 before the first), `ph
 - `transition`: `phase` was entered from `previous`. leave_seconds, come_seconds: wall time of all ranks' leaving and coming, with checks.
 - `phase`: `phase` ended. seconds (without the transition); peaks: list of {role, rank, peak_bytes, held_bytes, shared_bytes}, the highest
   memory of each process during the phase, what it holds at its end and how much of that other processes count too (see
-  `tenants.RankPeak`); arrival: the same of the way into the phase, measured before its work began (not of init). kv_cache_share, in an
-  engine's peaks after it generated: tokens that its KV cache held at most, over those that fit. At most: from the lengths of prompts and
-  responses, as if the longest ran together and shared no prefix; above 1, sequences may have waited.
+  `tenants.RankPeak`); arrival (not of init): the same of the way into the phase, measured before its work began, empty where nothing moved.
+  kv_cache_share, in an engine's peaks after it generated: tokens that its KV cache held at most, over those that fit. At most: from the
+  lengths of prompts and responses, as if the longest ran together and shared no prefix; above 1, sequences may have waited.
 - `counted`: what training counted at its height, in the phase that just ended. role, parts: {part: bytes of the largest rank}.
 - `failed`: the phase or the way into it raised. error: first line of the message.
 

@@ -97,9 +97,10 @@ class MemoryScheduler:
     @contextmanager
     def running(self, phase: str) -> Iterator[None]:
         """`enter(phase)`, then time the body and record peaks. When the body raises, the engines are put to sleep (`abort`)."""
+        before = self.resident
         self.enter(phase)
         with self._failing(phase):
-            arrival = self.peaks()  # What left a moment ago is no peak of this phase.
+            arrival = self.peaks() if self.resident != before else ()  # What just left is no peak of this phase.
             start = time.perf_counter()
             yield
             seconds = time.perf_counter() - start

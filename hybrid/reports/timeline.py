@@ -13,6 +13,9 @@ from hybrid.memory.tenants import NEEDS
 from hybrid.reports.read import Row, Run
 from hybrid.reports.spans import ENGINE, INIT, Place, Rest, Span, Timeline, attribute, of_role
 
+TRAINING = ("train_critic", "train_actor")
+"""Phases in which tenants grow: what their processes hold at the end cannot be told apart."""
+
 
 def timeline(run: Run) -> Timeline:
     """The fullest GPU's timeline."""
@@ -93,7 +96,7 @@ class _Builder:
     def _add_phase(self, row: Row, time: float) -> None:
         if row["phase"] != INIT:
             self._until(time - row["seconds"], "between", row)
-        if "arrival" in row:
+        if row.get("arrival"):
             self._arrive(row)
         self._until(time, "phase", row)
         if row["phase"] == INIT:
@@ -101,17 +104,23 @@ class _Builder:
                 span.kind = "phase"
                 self._measure(span, row["peaks"])
         else:
+            if not row.get("arrival") and row["phase"] not in TRAINING:
+                self._rest_at(row["step"], row["peaks"])
+                self.spans[-1].rests = dict(self.rest)
             self._measure(self.spans[-1], row["peaks"])
 
     def _arrive(self, row: Row) -> None:
         """What was measured when the phase's tenants were there and its work had not begun."""
-        for process in row["arrival"]:
-            if self.place.holds(process) and "held_bytes" in process:
-                self._note_rest(row["step"], process["role"], process["held_bytes"])
+        self._rest_at(row["step"], row["arrival"])
         for span in reversed(self.spans):
             if span.kind == "phase":
                 break
             self._measure(span, row["arrival"])
+
+    def _rest_at(self, step: int, processes: Iterable[Row]) -> None:
+        for process in processes:
+            if self.place.holds(process) and "held_bytes" in process:
+                self._note_rest(step, process["role"], process["held_bytes"])
 
     def _measure(self, span: Span, peaks: Iterable[Row]) -> None:
         span.peaks = _peaks(peaks, self.place)

@@ -63,6 +63,7 @@ class RunWriter:
         self.ledger = Ledger(folder / "memory.jsonl")
         self.resident = dict(SIZES)
         self.phase = "init"
+        self.moved = False
         self.rest = dict(REST)
 
     def start(self) -> None:
@@ -95,6 +96,7 @@ class RunWriter:
     def enter(self, phase: str, leave: list, come: list) -> None:
         leaving = [key for key in leave if key in self.resident] if self.swap else []
         coming = [key for key in come if key not in self.resident] if self.swap else []
+        self.moved = bool(leaving or coming)
         for kind, keys in (("leave", leaving), ("come", coming)):
             for role in dict.fromkeys(key[0] for key in keys):
                 self._move(kind, phase, role, [key for key in keys if key[0] == role])
@@ -118,7 +120,7 @@ class RunWriter:
         self.ledger.moves(kind, phase, role, rows)
 
     def work(self, phase: str, seconds: float, working: int, kv_cache_share: float | None = None) -> None:
-        arrival = self._peaks(0)
+        arrival = self._peaks(0) if self.moved else ()
         self.clock += seconds
         self.ledger.phase(phase, seconds, self._peaks(working, kv_cache_share), arrival)
 

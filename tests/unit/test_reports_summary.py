@@ -81,6 +81,7 @@ def test_a_resident_run_moves_nothing_and_keeps_all_tenants(tmp_path, monkeypatc
     assert summary.transitions == () and summary.moving_seconds == 0
     assert set(phase(summary, "generate").tenants) == {"/".join(key) for key in SIZES}
     assert phase(summary, "generate").working == 110 * MIB
+    assert {line.role: line.points[-1] for line in summary.residue} == {role: (1, size) for role, size in REST.items()}
 
 
 def test_a_torn_ledger_is_read_up_to_the_crash(swapped):
