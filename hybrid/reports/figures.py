@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hybrid.reports.bands import OVERHEAD, ROLE_COLOURS, WORKING, Band, bands
+from hybrid.reports.charts import Column, Ticks, band_chart, line_chart
 from hybrid.reports.read import PlanPhase
 from hybrid.reports.spans import Span
 from hybrid.reports.summary import Summary
-from hybrid.reports.svg import OTHER_LINE, Column, Ticks, band_chart, line_chart
 from hybrid.telemetry.summary import clock
 
+OTHER_LINE = "#0072B2"
 RUN_COLUMNS = 320
 """Columns of the whole run's chart: each shows the fullest moment of its time."""
 
