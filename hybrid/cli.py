@@ -99,6 +99,34 @@ def train(
         run_training(cfg, run_dir)
 
 
+@app.command()
+def report(
+    run: Annotated[
+        str,
+        typer.Argument(
+            help="A run's folder, or its name under runs/: finished, running or crashed.", show_default=False
+        ),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="The HTML file; its Markdown twin goes beside it. Default: report.html in RUN.", show_default=False
+        ),
+    ] = None,
+) -> None:
+    """Show what a run held in memory, and what to change: one HTML file and a Markdown twin.
+
+    Bytes by tenant over a step and over the run, predicted beside measured, what moving cost, what processes keep, and advice.
+    """
+    with _errors_for_people():
+        from hybrid.reports.markdown import short_form
+        from hybrid.reports.read import find_run
+        from hybrid.reports.write import write_report
+
+        page, twin, doc = write_report(find_run(run), out)
+        print(f"{short_form(doc)}\n\nwritten: {page} and {twin}")
+
+
 @contextmanager
 def _errors_for_people() -> Iterator[None]:
     """Errors of ours become one message and an exit code; SIGTERM ends a run like Ctrl-C does, through every `finally`."""

@@ -9,11 +9,13 @@ from pathlib import Path
 
 from hybrid.config import RunConfig
 from hybrid.data.samples import Sample
+from hybrid.reports.markdown import short_form
+from hybrid.reports.write import write_report
 from hybrid.telemetry.console import Console
 from hybrid.telemetry.gpu import GpuUtilization
 from hybrid.telemetry.metrics import MetricsWriter, metric_keys
 from hybrid.telemetry.samples import SamplesWriter
-from hybrid.telemetry.summary import SummaryData, count_of
+from hybrid.telemetry.summary import SummaryData, count_of, shown_path
 from hybrid.telemetry.wandb import start_wandb
 
 Metrics = dict[str, float | None]
@@ -46,6 +48,10 @@ class Reporter:
         return self
 
     def __exit__(self, *error: object) -> None:
+        if error[0] is not None:
+            report = self._write_report()
+            if report is not None:
+                self.console.note(f"memory report: {shown_path(report[0])}")
         self._stack.__exit__(*error)
 
     def stage(self, text: str) -> None:
@@ -94,10 +100,26 @@ class Reporter:
             "samples": self.run_dir / "samples.jsonl",
             "memory ledger": self.run_dir / "memory.jsonl",
         }
+        report = self._write_report()
+        if report is not None:
+            self._summary.written["memory report"], text = report
+            self.console.note(f"\n{text}")
         if exported is not None:
             self._summary.written["model"] = exported
         self._summary.next_commands = _next_commands(self.cfg, self.run_dir)
         self.console.summary(self._summary)
+
+    def _write_report(self) -> tuple[Path, str] | None:
+        """The page's path and its short form. A report that cannot be made or written is a warning: the run is what counts."""
+        ledger = self.run_dir / "memory.jsonl"
+        if not ledger.is_file() or not ledger.stat().st_size:
+            return None  # ended before anything was in memory
+        try:
+            page, _, doc = write_report(self.run_dir)
+        except Exception as error:
+            self.console.warn(f"the memory report was not made: {error!r}. `hybrid report {self.run_dir}` tries again.")
+            return None
+        return page, short_form(doc)
 
     def _add_times(self, totals: Mapping[str, float | None]) -> None:
         for key, seconds in totals.items():

@@ -123,8 +123,9 @@ class Session:
 
     def note_counted(self, role: str, results: list[UpdateResult]) -> None:
         """Keep what the ranks counted at the height of training, where gradients exist."""
-        for part in TRAINED_PARTS:
-            self.counted[f"memory/counted/{role}.{part}"] = max(r.counted.get(part, 0) for r in results)
+        largest = {part: max(r.counted.get(part, 0) for r in results) for part in TRAINED_PARTS}
+        self.counted |= {f"memory/counted/{role}.{part}": size for part, size in largest.items()}
+        self.ledger.counted(f"train_{role}", role, largest)
 
 
 @contextmanager

@@ -6,8 +6,12 @@ Every row has `time` (seconds since the epoch), `step` (0 before the first), `ph
 - `leave`, `come`: one part of one rank moved, on the way into `phase`. role, part, rank, node, counted_bytes, copied_bytes, seconds
   (of the move itself), before_bytes, after_bytes (the process, measured: PSS on CPU, torch's reserved bytes on CUDA).
 - `transition`: `phase` was entered from `previous`. leave_seconds, come_seconds: wall time of all ranks' leaving and coming, with checks.
-- `phase`: `phase` ended. seconds (without the transition), peaks: list of {role, rank, peak_bytes}, the highest memory of each process
-  since the last such row.
+- `phase`: `phase` ended. seconds (without the transition); peaks: list of {role, rank, peak_bytes, held_bytes, shared_bytes}, the highest
+  memory of each process during the phase, what it holds at its end and how much of that other processes count too (see
+  `tenants.RankPeak`); arrival (not of init): the same of the way into the phase, measured before its work began, empty where nothing moved.
+  kv_cache_share, in an engine's peaks after it generated: tokens that its KV cache held at most, over those that fit. At most: from the
+  lengths of prompts and responses, as if the longest ran together and shared no prefix; above 1, sequences may have waited.
+- `counted`: what training counted at its height, in the phase that just ended. role, parts: {part: bytes of the largest rank}.
 - `failed`: the phase or the way into it raised. error: first line of the message.
 
 Bytes of moves are counted in storages, bytes of processes measured by the system; what lies between them is unattributed.
@@ -18,7 +22,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -60,12 +64,19 @@ class Ledger:
         self._add_seconds("transitions", leave_seconds + come_seconds)
         self._write("transition", phase, previous=previous, leave_seconds=leave_seconds, come_seconds=come_seconds)
 
-    def phase(self, phase: str, seconds: float, peaks: Sequence[RankPeak]) -> None:
-        """Record that `phase` ended."""
+    def phase(
+        self, phase: str, seconds: float, peaks: Sequence[RankPeak], arrival: Sequence[RankPeak] | None = None
+    ) -> None:
+        """Record that `phase` ended. `arrival` are the peaks of the way into it, None where they were not taken apart."""
         self._add_seconds(phase, seconds)
-        for peak in peaks:
+        for peak in (*peaks, *(arrival or ())):
             self._peaks[peak.role] = max(self._peaks.get(peak.role, 0), peak.peak_bytes)
-        self._write("phase", phase, seconds=seconds, peaks=[asdict(peak) for peak in peaks])
+        apart = {} if arrival is None else {"arrival": [_known(peak) for peak in arrival]}
+        self._write("phase", phase, seconds=seconds, peaks=[_known(peak) for peak in peaks], **apart)
+
+    def counted(self, phase: str, role: str, parts: Mapping[str, int]) -> None:
+        """Record what `role` counted at the height of training, bytes of the largest rank."""
+        self._write("counted", phase, role=role, parts=dict(parts))
 
     def failed(self, phase: str, error: BaseException) -> None:
         """Record that `phase`, or the way into it, raised."""
@@ -94,6 +105,10 @@ class Ledger:
     def _write(self, kind: str, phase: str, **fields: Any) -> None:
         row = {"time": time.time(), "step": self.step, "phase": phase, "kind": kind, **fields}
         os.write(self._file, json.dumps(row).encode() + b"\n")
+
+
+def _known(peak: RankPeak) -> dict[str, Any]:
+    return {key: value for key, value in asdict(peak).items() if value is not None}
 
 
 def read_ledger(path: str | Path) -> list[dict[str, Any]]:

@@ -77,6 +77,14 @@ def measured_bytes(device: str | torch.device) -> int:
     return process_bytes().pss if torch.device(device).type == "cpu" else torch.cuda.memory_reserved()
 
 
+def held_and_shared(device: str, children: bool = False) -> tuple[int, int]:
+    """(`measured_bytes`, what RSS counts beyond it because other processes have it too); with `children` on "cpu" of all descendants."""
+    if device == "cuda":
+        return measured_bytes(device), 0
+    held = process_bytes(children=children)
+    return held.pss, held.rss - held.pss
+
+
 def device_used_bytes(index: int = 0) -> int:
     """Bytes in use on CUDA device `index` of this process by anybody, as NVML sees it (driver's own included).
 

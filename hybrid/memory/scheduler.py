@@ -28,7 +28,7 @@ class MemoryScheduler:
     """State machine over phases. `resident` is the set of (role, part) on the device now, `phase` the phase entered last.
 
     `policy` "swap_all": what a phase does not need leaves before it; "resident": everything stays. `residue_slack` in bytes.
-    `peaks` asks all processes for their highest memory since they were last asked; called once when a phase ends.
+    `peaks` asks all processes for their highest memory since they were last asked; called when a phase begins and ends.
     """
 
     def __init__(
@@ -97,12 +97,14 @@ class MemoryScheduler:
     @contextmanager
     def running(self, phase: str) -> Iterator[None]:
         """`enter(phase)`, then time the body and record peaks. When the body raises, the engines are put to sleep (`abort`)."""
+        before = self.resident
         self.enter(phase)
-        start = time.perf_counter()
         with self._failing(phase):
+            arrival = self.peaks() if self.resident != before else ()  # What just left is no peak of this phase.
+            start = time.perf_counter()
             yield
             seconds = time.perf_counter() - start
-            self.ledger.phase(phase, seconds, self.peaks())
+            self.ledger.phase(phase, seconds, self.peaks(), arrival)
 
     def abort(self) -> None:
         """Bring the engines into a known state, asleep, as well as that goes: never raises. Does nothing when all stays resident."""

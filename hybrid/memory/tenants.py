@@ -106,11 +106,18 @@ class RankMoved:
 
 @dataclass(frozen=True)
 class RankPeak:
-    """Highest memory of one process since it was last asked, in bytes."""
+    """Highest memory of one process since it was last asked, and what it holds now, in bytes; None where that is not known.
+
+    On CPU `peak_bytes` is RSS and `held_bytes` PSS: `shared_bytes` is the RSS now beyond the PSS, which the peak counts too much where
+    processes are added up. `kv_cache_share`, of an engine: tokens that it held at most over those that fit.
+    """
 
     role: str
     rank: int
     peak_bytes: int
+    held_bytes: int | None = None
+    shared_bytes: int | None = None
+    kv_cache_share: float | None = None
 
 
 class Mover(Protocol):

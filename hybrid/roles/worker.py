@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from hybrid.memory.probe import PeakSampler, measured_bytes
+from hybrid.memory.probe import PeakSampler, held_and_shared, measured_bytes
 from hybrid.memory.storages import as_tensor
 from hybrid.memory.swap import Part, StorageSwap, come_parts, leave_parts
 from hybrid.memory.tenants import RankMoved, RankPeak
@@ -96,8 +96,8 @@ class ModelWorker(DistributedWorker):
         return {part: sum(s.storage.nbytes() for s in found) for part, found in self.model.storages().items()}
 
     def take_peak(self) -> RankPeak:
-        """The highest memory of this process since the last call."""
-        return RankPeak(self.role, self.rank, self.peak.take())
+        """The highest memory of this process since the last call, and what it holds now."""
+        return RankPeak(self.role, self.rank, self.peak.take(), *held_and_shared(self.device.type))
 
     def measure(self) -> int:
         """Bytes that this process holds now."""

@@ -13,10 +13,10 @@ from collections.abc import Callable
 from typing import Any
 
 from hybrid.errors import RolloutError
-from hybrid.memory.probe import PeakSampler, process_bytes
+from hybrid.memory.probe import PeakSampler, held_and_shared, process_bytes
 from hybrid.rollout import vllm_setup
 from hybrid.rollout.checkpoint_names import check_bucket, check_complete, checkpoint_shapes
-from hybrid.rollout.requests import Completion, EngineOptions, GenerateRequest, SamplingOptions
+from hybrid.rollout.requests import Completion, EngineOptions, GenerateRequest, SamplingOptions, tokens_held_at_most
 from hybrid.rollout.residency import MOVABLE, PARTS, check_come, check_leave
 
 MAX_SETTLING_STEPS = 16
@@ -34,6 +34,8 @@ class Engine:
         """Names that the open weight update has brought; None when none is open."""
         self._whole = False
         """Every weight of the model is in the engine, all from the same source."""
+        self._kv_cache_share: float | None = None
+        """Tokens of the last `generate` over those that fit in the KV cache; None when it was told."""
 
     def start(self) -> dict[str, Any]:
         """Load the model and allocate the KV cache. Returns `stats()`. Raises `RolloutError` when vLLM refuses the options."""
@@ -80,7 +82,13 @@ class Engine:
             use_tqdm=False,
         )
         self._settle()
-        return [[self._completion(c) for c in output.outputs] for output in outputs]
+        completions = [[self._completion(c) for c in output.outputs] for output in outputs]
+        lengths = [
+            len(r.token_ids) + len(c.token_ids) for r, group in zip(requests, completions, strict=True) for c in group
+        ]
+        held = tokens_held_at_most(lengths, self.options.max_num_seqs)
+        self._kv_cache_share = held / self.llm.llm_engine.vllm_config.cache_config.kv_cache_size_tokens
+        return completions
 
     def _settle(self) -> None:
         """Step until vLLM's workers know of the requests that finished last: it tells them with the next batch only, and until then takes
@@ -232,11 +240,17 @@ class Engine:
             "measured_bytes": self._measured_bytes(),
         }
 
-    def take_peak(self) -> int:
-        """Highest memory of the engine's processes since this was last asked. On CUDA what is in use now: vLLM holds all it needs
-        from the start.
+    def take_peak(self) -> dict[str, Any]:
+        """Highest memory of the engine's processes since this was last asked, what they hold and what of the KV cache was used meanwhile:
+        the fields of a `RankPeak`. On CUDA the highest is what is in use now: vLLM holds all it needs from the start.
         """
-        return self._peak.take() if self.options.device == "cpu" else self._measured_bytes()
+        if self.options.device == "cpu":
+            peak, (held, shared) = self._peak.take(), held_and_shared("cpu", children=True)
+        else:
+            peak = held = self._measured_bytes()
+            shared = 0
+        share, self._kv_cache_share = self._kv_cache_share, None
+        return {"peak_bytes": peak, "held_bytes": held, "shared_bytes": shared, "kv_cache_share": share}
 
     def stop(self) -> None:
         """End vLLM and its worker processes."""

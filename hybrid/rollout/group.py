@@ -101,7 +101,7 @@ class EngineGroup:
     def peaks(self, timeout_s: float) -> list[RankPeak]:
         """Each engine's highest memory, all its processes together, since this was last asked."""
         peaks = self._all("take_peak", what="memory peaks of the engines", timeout_s=timeout_s)
-        return [RankPeak(ROLE, engine.rank, peak) for engine, peak in zip(self.engines, peaks, strict=True)]
+        return [RankPeak(ROLE, engine.rank, **peak) for engine, peak in zip(self.engines, peaks, strict=True)]
 
     def stats(self, timeout_s: float) -> list[dict[str, Any]]:
         """`Engine.stats` of every engine."""

@@ -70,3 +70,10 @@ class Completion:
     @property
     def truncated(self) -> bool:
         return self.finish_reason == "length"
+
+
+def tokens_held_at_most(lengths: list[int], max_num_seqs: int) -> int:
+    """Tokens in the KV cache at most, for sequences of `lengths` tokens (prompt and response): the `max_num_seqs` longest together, none
+    sharing a prefix. vLLM keeps no high-water mark of its own.
+    """
+    return sum(sorted(lengths, reverse=True)[:max_num_seqs])

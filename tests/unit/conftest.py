@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from hybrid.cli import app
 from tests.unit.config_profile import PROFILE
 
 
@@ -29,3 +32,12 @@ def profile(tmp_path, monkeypatch) -> Path:
     path = tmp_path / "profiles" / "p.yaml"
     path.write_text(PROFILE)
     return path
+
+
+@pytest.fixture
+def hybrid_command():
+    """Call the command in this process; signal handlers are put back."""
+    handlers = {name: signal.getsignal(name) for name in (signal.SIGTERM, signal.SIGHUP)}
+    yield lambda *args: CliRunner().invoke(app, [str(arg) for arg in args])
+    for name, handler in handlers.items():
+        signal.signal(name, handler)

@@ -13,10 +13,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from typer.testing import CliRunner
 
 import hybrid
-from hybrid.cli import app
 from hybrid.config import SECTIONS, load_run
 from hybrid.errors import WorkerDied
 
@@ -37,15 +35,6 @@ def profile(tmp_path, monkeypatch) -> Path:
     path = tmp_path / "p.yaml"
     path.write_text(PROFILE)
     return path
-
-
-@pytest.fixture
-def hybrid_command():
-    """Call the command in this process; signal handlers are put back."""
-    handlers = {name: signal.getsignal(name) for name in (signal.SIGTERM, signal.SIGHUP)}
-    yield lambda *args: CliRunner().invoke(app, [str(arg) for arg in args])
-    for name, handler in handlers.items():
-        signal.signal(name, handler)
 
 
 @pytest.fixture

@@ -255,6 +255,10 @@ def test_phases_and_moves_are_in_the_ledger(make, roles, tmp_path):
     rows = [r for r in read_ledger(tmp_path / "memory.jsonl") if r["step"] == 1]
     assert [r["kind"] for r in rows] == ["come"] * 6 + ["transition", "phase"]
     assert rows[-1]["peaks"] == [{"role": "actor", "rank": 0, "peak_bytes": 7 * GIB}]
+    assert rows[-1]["arrival"] == rows[-1]["peaks"]
+    with scheduler.running("train_actor"):
+        pass
+    assert read_ledger(tmp_path / "memory.jsonl")[-1]["arrival"] == []  # nothing moved, so nothing to tell apart
     totals = scheduler.ledger.take_step_totals()
     assert totals["memory/peak/actor"] == 7 * GIB and totals["memory/counted/actor.optimizer"] == GIB
     assert totals["time/train_actor"] >= 0 and totals["time/transitions"] > 0

@@ -1,0 +1,1 @@
+"""What a ledger tells a person: `read` (rows), `timeline` (one GPU over time), `summary` (tables), `advice`; then HTML and Markdown."""

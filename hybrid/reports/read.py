@@ -1,0 +1,165 @@
+"""A run's folder as data: rows of `memory.jsonl` (format: hybrid/memory/ledger.py) and what `profile.yaml` set.
+
+A crashed run reads like any other: rows that a crash cut are left out, and kinds of rows that this version does not know are passed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hybrid.config.base import parse_bytes
+from hybrid.errors import DataError
+from hybrid.memory.ledger import read_ledger
+
+Row = dict[str, Any]
+
+KEPT_SETTINGS = {
+    "device": ("cluster", "device"),
+    "policy": ("memory", "policy"),
+    "tier": ("memory", "tier"),
+    "capacity_bytes": ("memory", "device_bytes"),
+    "kv_cache_bytes": ("rollout", "kv_cache"),
+    "micro_batch_tokens": ("train", "micro_batch_tokens"),
+    "gradient_checkpointing": ("model", "gradient_checkpointing"),
+    "steps": ("train", "steps"),
+}
+"""Section and key of the profile by field of `Settings`: all that a report takes from it."""
+
+
+@dataclass(frozen=True)
+class PlanPhase:
+    """What a phase was to hold on the fullest GPU, in bytes by name."""
+
+    phase: str
+    tenants: dict[str, int]
+    working: dict[str, int]
+    overhead: dict[str, int]
+    peak_bytes: int
+
+
+@dataclass(frozen=True)
+class PlanMove:
+    """One tenant on the way from a phase to the next. `kind` is "leave" or "come"."""
+
+    tenant: str
+    kind: str
+    bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class PlanTransition:
+    previous: str
+    phase: str
+    moves: tuple[PlanMove, ...]
+
+    @property
+    def seconds(self) -> float:
+        return sum(move.seconds for move in self.moves)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The prediction that the run started with; bytes per GPU. `seconds_per_step` is what moving was to cost."""
+
+    capacity_bytes: int
+    policy: str
+    phases: tuple[PlanPhase, ...]
+    transitions: tuple[PlanTransition, ...]
+    seconds_per_step: float
+
+    def phase(self, name: str) -> PlanPhase | None:
+        return next((phase for phase in self.phases if phase.phase == name), None)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the profile said; None where it did not, or where there is no profile."""
+
+    device: str | None = None
+    policy: str | None = None
+    tier: str | None = None
+    capacity_bytes: int | None = None
+    kv_cache_bytes: int | None = None
+    micro_batch_tokens: int | None = None
+    gradient_checkpointing: bool | None = None
+    steps: int | None = None
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run to report on. `rows` are those of the ledger without the plan, oldest first."""
+
+    name: str
+    rows: tuple[Row, ...]
+    plan: Plan | None = None
+    settings: Settings = field(default_factory=Settings)
+
+
+def read_run(folder: str | Path) -> Run:
+    """Read `folder`, a run's. Raises `DataError` when it holds no ledger, or one without a row."""
+    folder = Path(folder)
+    ledger = folder / "memory.jsonl"
+    if not ledger.is_file():
+        raise DataError(
+            f"{folder} holds no memory.jsonl, the ledger that a report is made from. Give a run's folder, or its name under runs/."
+        )
+    rows = tuple(row for row in read_ledger(ledger) if _is_row(row))
+    if not rows:
+        raise DataError(f"{ledger} holds no row: the run ended before it moved or measured anything.")
+    plans = [row for row in rows if row["kind"] == "plan"]
+    plan = read_plan(plans[-1]) if plans else None
+    rest = tuple(row for row in rows if row["kind"] != "plan")
+    return Run(folder.resolve().name, rest, plan, _settings(folder / "profile.yaml"))
+
+
+def find_run(run: str) -> Path:
+    """The folder that `run` names: a path, or a name under runs/. Raises `DataError` when neither exists."""
+    for folder in (Path(run), Path("runs") / run):
+        if folder.is_dir():
+            return folder
+    raise DataError(f"There is no run {run}: neither a folder of that path nor runs/{run} exists here.")
+
+
+def read_plan(row: Row) -> Plan:
+    """The row of kind `plan` as a `Plan`. Raises `DataError` when a key is missing."""
+    try:
+        phases = tuple(
+            PlanPhase(p["phase"], p["tenants"], p["working"], p["overhead"], p["peak_bytes"]) for p in row["phases"]
+        )
+        transitions = tuple(
+            PlanTransition(t["from"], t["to"], tuple(PlanMove(**move) for move in t["moves"]))
+            for t in row["transitions"]
+        )
+        return Plan(row["capacity_bytes"], row["policy"], phases, transitions, row["seconds_per_step"])
+    except (KeyError, TypeError) as error:
+        raise DataError(f"The ledger's plan row is not in the form of hybrid/memory/ledger.py: {error!r}.") from error
+
+
+def _is_row(row: Any) -> bool:
+    return isinstance(row, dict) and "kind" in row
+
+
+def _settings(profile: Path) -> Settings:
+    if not profile.is_file():
+        return Settings()
+    try:
+        read = yaml.safe_load(profile.read_text())
+    except yaml.YAMLError:  # Left by a crash; the ledger alone makes a report.
+        return Settings()
+    known = dict(_known(read if isinstance(read, dict) else {}))
+    return Settings(**known)
+
+
+def _known(profile: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, (section, key) in KEPT_SETTINGS.items():
+        value = (profile.get(section) or {}).get(key)
+        if name.endswith("_bytes") and value != "auto" and value is not None:
+            value = parse_bytes(value)
+        if value is not None and value != "auto":
+            yield name, value

@@ -1,0 +1,34 @@
+"""From a run's folder to its report's files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hybrid.files import write_atomic
+from hybrid.reports.document import Document, document
+from hybrid.reports.figures import figures
+from hybrid.reports.html import to_html
+from hybrid.reports.markdown import to_markdown
+from hybrid.reports.read import Run, read_run
+from hybrid.reports.summary import summarize
+
+
+def write_report(run_dir: Path, out: Path | None = None) -> tuple[Path, Path, Document]:
+    """Write the HTML report of the run in `run_dir` to `out` (default: report.html in that folder) and its Markdown twin beside it.
+
+    Returns both paths and what the report says. Raises `DataError` when the folder holds no ledger, `OSError` when a file cannot be
+    written.
+    """
+    page = out or run_dir / "report.html"
+    twin = page.with_suffix(".md")
+    html, markdown, doc = render(read_run(run_dir))
+    write_atomic(page, html)
+    write_atomic(twin, markdown)
+    return page, twin, doc
+
+
+def render(run: Run) -> tuple[str, str, Document]:
+    """(HTML, Markdown, what they say). The same run gives the same bytes."""
+    summary = summarize(run)
+    doc = document(summary)
+    return to_html(doc, figures(summary)), to_markdown(doc), doc
