@@ -62,15 +62,15 @@ def test_quickstart_trains_on_two_logical_gpus_with_an_engine_each(made_models):
     [
         ("4", 1.0),
         (" -4\n", 0.2),
-        ("4 is the answer", 0.8),
-        ("The answer is 4.", 0.8),
+        ("4 is the answer", 0.4 + 0.6 / 15),
+        ("The answer is 4.", 0.4 + 0.6 / 16),
         ("5", 0.2),
-        ("5 or 4", 0.0),
+        ("5 or 4", 0.2 / 6),
         ("", 0.0),
         ("four", 0.0),
     ],
 )
-def test_quickstart_reward_pays_most_for_right_and_some_for_bare(response, reward):
+def test_quickstart_reward_pays_for_right_and_for_saying_little_else(response, reward):
     spec = importlib.util.spec_from_file_location("quickstart_reward", PROFILES / "quickstart_reward.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
