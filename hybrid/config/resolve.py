@@ -41,6 +41,11 @@ def resolve(cfg: RunConfig, run_dir: Path | None = None) -> RunConfig:
         cfg = cfg.model_copy(update={"reference": reference.model_copy(update={"path": path})})
     cfg = _update(cfg, train={"prompts_per_update": cfg.train.prompts_per_update or cfg.train.prompts_per_step})
     cfg = _update(cfg, rollout=_rollout(cfg))
+    if cfg.algorithm.correction != "none" and cfg.distribution_is_cut:
+        notes.append(
+            f"algorithm.correction={cfg.algorithm.correction} is biased here: rollout.top_p, top_k or min_p cut the distribution, and "
+            "the sampler's log-probs are higher than the trainer's for the same tokens."
+        )
     progress = "bar" if sys.stdout.isatty() else "lines"
     chosen = cfg.logging.progress if cfg.logging.progress != "auto" else progress
     cfg = _update(cfg, logging={"runs_dir": str(run_dir.parent), "name": run_dir.name, "progress": chosen})
@@ -109,6 +114,7 @@ def _reward(cfg: RunConfig) -> dict[str, Any]:
     return {
         "function": absolute_function(cfg, cfg.reward.function),
         "model": model_source(cfg, cfg.reward.model) if cfg.reward.model else None,
+        "extra": {absolute_function(cfg, name): weight for name, weight in cfg.reward.extra.items()},
     }
 
 

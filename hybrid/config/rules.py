@@ -11,9 +11,6 @@ from dataclasses import dataclass
 from hybrid.config.run import RunConfig
 from hybrid.config.violations import Violation
 
-GROUP_ESTIMATORS = ("reinforce_baseline", "rloo", "group_norm", "dr_grpo", "maxrl", "opo")
-"""Estimators that compare a sample with the other samples of its prompt."""
-
 Finding = tuple[str, str]
 """The rule with its values, and the fix."""
 
@@ -173,55 +170,6 @@ def replay_or_record(cfg: RunConfig) -> Finding | None:
         return (
             "rollout.replay and rollout.record are both given: replayed rollouts are recorded already",
             "Set one of them to null.",
-        )
-
-
-# Algorithm
-
-
-@rule("algorithm.advantage", "rollout.samples_per_prompt")
-def groups_have_members(cfg: RunConfig) -> Finding | None:
-    if cfg.algorithm.advantage in GROUP_ESTIMATORS and cfg.rollout.samples_per_prompt == 1:
-        return (
-            f"algorithm.advantage {cfg.algorithm.advantage} with rollout.samples_per_prompt 1: "
-            "it compares the samples of a prompt",
-            "Set rollout.samples_per_prompt to 2 or more (8 is usual), or algorithm.advantage to gae or reinforce.",
-        )
-
-
-@rule("critic", "algorithm.advantage")
-def critic_only_with_gae(cfg: RunConfig) -> Finding | None:
-    if cfg.critic is not None and not cfg.uses_critic:
-        return (
-            f"a critic is given, but algorithm.advantage {cfg.algorithm.advantage} has no use for one",
-            "Remove the section (or override critic=null), or set algorithm.advantage=gae.",
-        )
-
-
-@rule("reference", "algorithm.kl_coef")
-def reference_only_with_kl(cfg: RunConfig) -> Finding | None:
-    if cfg.reference is not None and not cfg.uses_reference:
-        return (
-            "a reference is given, but algorithm.kl_coef is 0: nothing is compared with it",
-            "Remove the section (or override reference=null), or set algorithm.kl_coef above 0.",
-        )
-
-
-@rule("algorithm.policy_loss", "algorithm.reduction")
-def gspo_means_sequences(cfg: RunConfig) -> Finding | None:
-    if cfg.algorithm.policy_loss == "gspo" and cfg.algorithm.reduction != "sequence_mean":
-        return (
-            f"algorithm.policy_loss gspo with algorithm.reduction {cfg.algorithm.reduction}: its ratio is per sequence",
-            "Set algorithm.reduction=sequence_mean.",
-        )
-
-
-@rule("algorithm.policy_loss", "algorithm.dual_clip")
-def dual_clip_bounds_a_ratio(cfg: RunConfig) -> Finding | None:
-    if cfg.algorithm.dual_clip is not None and cfg.algorithm.policy_loss not in ("ppo", "gspo"):
-        return (
-            f"algorithm.dual_clip {cfg.algorithm.dual_clip:g} with algorithm.policy_loss {cfg.algorithm.policy_loss}",
-            "Set algorithm.dual_clip=null, or algorithm.policy_loss to ppo or gspo.",
         )
 
 
