@@ -120,6 +120,11 @@ class RunConfig(Section):
         return self.updates_per_rollout * self.algorithm.critic_only_steps
 
     @property
+    def uses_greedy_answers(self) -> bool:
+        """Whether each prompt is answered greedily, too."""
+        return self.algorithm.advantage == "remax"
+
+    @property
     def distribution_is_cut(self) -> bool:
         """Whether the sampler's log-probs are those of fewer tokens than the trainer's."""
         return self.rollout.top_p < 1 or self.rollout.top_k > 0 or self.rollout.min_p > 0
