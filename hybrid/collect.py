@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from hybrid import phases
 from hybrid.data.groups import Group, by_prompt, number, prompts_to_draw, teaches
 from hybrid.data.samples import Sample
-from hybrid.session import Session
 
 if TYPE_CHECKING:
+    from hybrid.session import Session
     from hybrid.trainer import Progress
 
 

@@ -25,9 +25,9 @@ from hybrid.roles.objective import PolicyObjective, PolicyRow, ValueRow, check_s
 from hybrid.roles.packing import Row
 from hybrid.roles.schedule import learning_rate
 from hybrid.rollout.requests import SamplingOptions
-from hybrid.session import Session
 
 if TYPE_CHECKING:
+    from hybrid.session import Session
     from hybrid.trainer import Progress
 
 SELF_TEST_BOUND = 0.1

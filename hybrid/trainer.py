@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hybrid import phases
-from hybrid.config import RunConfig
 from hybrid.algorithms.rewards import Moments
 from hybrid.collect import collect
+from hybrid.config import RunConfig
 from hybrid.data.groups import Group
 from hybrid.data.samples import Sample
 from hybrid.experience import make_experience, update_batches
@@ -33,7 +33,7 @@ class Progress:
     """By role: a critic that learns does not excuse an actor that diverges."""
     kl_coef: float = 0.0
     """As adapted so far."""
-    reward_moments: Moments = Moments()
+    reward_moments: Moments = field(default_factory=Moments)
     """Of all raw scores so far, where they are normalised."""
     leftovers: list[Group] = field(default_factory=list)
     """Scored prompts that dynamic sampling accepted and no step has used yet."""

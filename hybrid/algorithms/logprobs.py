@@ -87,7 +87,9 @@ class _TokenLogprobs(torch.autograd.Function):
         if entropies_C is None or grad_entropies_C is None:
             grad_CV = log_probs_CV.exp_().mul_(-grad_logprobs_C[:, None])
         else:
-            factor_CV = (log_probs_CV + entropies_C[:, None]).mul_(grad_entropies_C[:, None]).add_(grad_logprobs_C[:, None])
+            factor_CV = (
+                (log_probs_CV + entropies_C[:, None]).mul_(grad_entropies_C[:, None]).add_(grad_logprobs_C[:, None])
+            )
             grad_CV = log_probs_CV.exp_().mul_(factor_CV).neg_()
         grad_CV.scatter_add_(-1, targets_C[:, None], grad_logprobs_C[:, None])
         if ctx.temperature != 1.0:

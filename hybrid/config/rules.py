@@ -182,11 +182,12 @@ def schedules_end(cfg: RunConfig) -> Iterable[Finding]:
                 f"{name}.min_lr_ratio {role.min_lr_ratio:g} with {name}.schedule constant, which never falls",
                 f"Set {name}.schedule to linear or cosine, or {name}.min_lr_ratio=0.",
             )
-        if role.schedule != "constant" and role.warmup_steps >= cfg.total_updates:
+        updates = cfg.total_updates - (cfg.critic_only_updates if name == "actor" else 0)
+        if role.schedule != "constant" and role.warmup_steps >= updates:
             yield (
-                f"{name}.warmup_steps {role.warmup_steps} of a {role.schedule} schedule in a run of {cfg.total_updates} "
+                f"{name}.warmup_steps {role.warmup_steps} of a {role.schedule} schedule in a run of {updates} "
                 "optimizer steps: nothing is left for the schedule",
-                f"Set {name}.warmup_steps below {cfg.total_updates}, or train longer.",
+                f"Set {name}.warmup_steps below {updates}, or train longer.",
             )
 
 

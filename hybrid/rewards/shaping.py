@@ -15,7 +15,9 @@ from hybrid.errors import RewardError
 
 def weighted_sum(terms: Sequence[tuple[float, Sequence[float]]]) -> list[float]:
     """`terms` are (weight, scores); one score per sample."""
-    return [sum(weight * value for weight, value in zip([w for w, _ in terms], row)) for row in zip(*(s for _, s in terms))]
+    return [
+        sum(weight * value for weight, value in zip([w for w, _ in terms], row)) for row in zip(*(s for _, s in terms))
+    ]
 
 
 def shape(cfg: RunConfig, samples: Sequence[Sample], moments: Moments) -> Moments:

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 import psutil
 import torch
@@ -38,7 +39,7 @@ def main() -> None:
     beyond = False
     for with_entropy in (False, True):
         runs = {
-            name: lambda function=function: function(head, hidden_NH, targets_N, with_entropy)
+            name: partial(function, head, hidden_NH, targets_N, with_entropy)
             for name, function in (("plain", _plain), ("chunked", _chunked))
         }
         figures: dict[str, list[tuple[float, float]]] = {name: [] for name in runs}
