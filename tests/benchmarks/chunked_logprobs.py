@@ -3,8 +3,8 @@
     python tests/benchmarks/chunked_logprobs.py [--vocabulary 150000] [--tokens 4096] [--hidden 576] [--rounds 3]
 
 Plain: the head once over all tokens, `log_softmax`, `gather`; with entropy, `-(p log p)` summed. Memory is the highest above what the
-process held before (resident on CPU, allocated on CUDA), time the least of the rounds, the two taking turns: other work on the machine only adds. The bounds are those of
-the project: a third of the memory, 1.25 x the time. Exits with status 1 beyond them.
+process held before (resident on CPU, allocated on CUDA). Time is the least of the rounds, the two taking turns: other work on the
+machine only adds. The bounds are those of the project: a third of the memory, 1.25 x the time. Exits with status 1 beyond them.
 """
 
 from __future__ import annotations
