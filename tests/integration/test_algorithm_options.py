@@ -56,7 +56,7 @@ def test_remax_with_dynamic_sampling_and_everything_around_it(folder, model):
     for line in lines:
         assert 1 <= line["rollout/rounds"] <= 5 or line["rollout/waited_prompts"] >= 4
         assert line["policy/entropy"] > 0
-        assert 0 < line["correction/ess"] <= 1
+        assert 0 < line["correction/ess"] < 1.00001
         assert line["sampler/logprob_diff_mean"] is None or line["sampler/logprob_diff_mean"] < 1e-3
     assert lines[0]["kl/coef"] == 0.1
     assert lines[1]["kl/coef"] != 0.1, "the coefficient follows the KL"
