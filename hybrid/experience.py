@@ -27,7 +27,8 @@ class Experience:
     """A rollout ready to train on. Lists hold one tensor of T_b floats per row."""
 
     samples: list[Sample]
-    scores_B: torch.Tensor
+    is_fresh: list[bool]
+    """False for rows made by older weights, which waited for this step."""
     advantages: list[torch.Tensor]
     returns: list[torch.Tensor]
     rollout_logprobs: list[torch.Tensor]
@@ -44,38 +45,67 @@ def sampler_bound(cfg: RunConfig) -> float | None:
     """How far trainer and sampler may differ, or None where they must: recorded rollouts come from other weights as soon as a setting
     changes, and top_p, top_k or min_p renormalise the sampler's log-probs over the tokens they keep.
     """
-    rollout = cfg.rollout
-    cut = rollout.top_p < 1 or rollout.top_k > 0 or rollout.min_p > 0
-    return None if cut or not cfg.uses_engines else cfg.algorithm.sampler_kl_bound
+    return None if cfg.distribution_is_cut or not cfg.uses_engines else cfg.algorithm.sampler_kl_bound
 
 
-def make_experience(cfg: RunConfig, samples: list[Sample], scores: list[float], forward: Forward) -> Experience:
-    """Advantages and returns of a rollout, with the metrics that only need what is here."""
+def kl_beyond_bound(cfg: RunConfig, kl: float | None) -> str | None:
+    """What to say when `kl`, in nats per response, exceeds the profile's bound; None within it or where there is no KL."""
+    bound = cfg.algorithm.kl_bound
+    if kl is None or bound is None or kl <= bound:
+        return None
+    return (
+        f"The policy has left its reference: KL {kl:.1f} nats, summed over a response and averaged over the batch, exceeds "
+        f"algorithm.kl_bound={bound:g}. Lower actor.learning_rate or raise algorithm.kl_coef; where answers are long or the policy is "
+        "meant to go far, raise the bound or set algorithm.kl_bound_action=warn."
+    )
+
+
+def make_experience(
+    cfg: RunConfig,
+    samples: list[Sample],
+    forward: Forward,
+    *,
+    kl_coef: float,
+    greedy: list[Sample] = [],  # noqa: B006 (read only)
+    version: int | None = None,
+) -> Experience:
+    """Advantages and returns of scored `samples`, with the metrics that only need what is here.
+
+    greedy: the scored greedy answer to each prompt, in the order of groups. version: of the weights that are trained; samples of
+    another waited. None: all samples count as made by them.
+    """
     lengths = [len(s.token_ids) for s in samples]
-    scores_B = torch.tensor(scores, dtype=torch.float32)
+    scores_B = torch.tensor([s.score for s in samples], dtype=torch.float32)
+    rewards_B = torch.tensor([s.reward for s in samples], dtype=torch.float32)
+    is_fresh = [version is None or s.weight_version == version for s in samples]
     rollout = [torch.tensor(s.logprobs, dtype=torch.float32) for s in samples]
     mask_BT = _pad([torch.ones(n) for n in lengths]).bool()
-    penalty_BT, metrics = _kl_penalty(cfg, forward, mask_BT)
+    penalty_BT, metrics = _kl_penalty(cfg, kl_coef, forward, mask_BT)
+    values_BT = None if forward.values is None else _pad(forward.values)
     advantages_BT, returns_BT = compute_advantages(
         cfg.algorithm.advantage,
         scores_B,
         penalty_BT,
-        None if forward.values is None else _pad(forward.values),
+        values_BT,
         mask_BT,
         torch.tensor([s.group for s in samples]),
         cfg.algorithm.gamma,
         cfg.algorithm.lam,
+        torch.tensor([s.score for s in greedy]) if greedy else None,
     )
     metrics |= {
-        "reward/mean": float(scores_B.mean()),
-        "reward/std": float(scores_B.std(correction=0)),
+        "reward/mean": float(rewards_B.mean()),
+        "reward/std": float(rewards_B.std(correction=0)),
+        "reward/shaped_mean": float(scores_B.mean()),
+        "value/explained_variance": None
+        if values_BT is None
+        else explained_variance(values_BT[mask_BT], returns_BT[mask_BT]),
         "response/length_mean": sum(lengths) / len(lengths),
         "response/truncated_share": sum(s.truncated for s in samples) / len(samples),
-        "tokens/generated": float(sum(lengths)),
-        **_sampler_metrics(forward, rollout),
+        **_sampler_metrics(forward, rollout, is_fresh),
     }
     return Experience(
-        samples, scores_B, _unpad(advantages_BT, lengths), _unpad(returns_BT, lengths), rollout, forward, metrics
+        samples, is_fresh, _unpad(advantages_BT, lengths), _unpad(returns_BT, lengths), rollout, forward, metrics
     )
 
 
@@ -109,24 +139,37 @@ def unshard(plan: Plan, results: list[list[list]]) -> list:
 
 
 def _kl_penalty(
-    cfg: RunConfig, forward: Forward, mask_BT: torch.Tensor
+    cfg: RunConfig, kl_coef: float, forward: Forward, mask_BT: torch.Tensor
 ) -> tuple[torch.Tensor, dict[str, float | None]]:
     """Token rewards from the KL to the reference (B x T, zero where it is in the loss or off), and its mean as a metric."""
     zeros_BT = torch.zeros(mask_BT.shape)
     if forward.ref_logprobs is None or forward.old_logprobs is None:
-        return zeros_BT, {"kl/reference": None}
-    kl_BT = kl_estimate(_pad(forward.old_logprobs), _pad(forward.ref_logprobs), cfg.algorithm.kl_kind)
-    metrics = {"kl/reference": float(kl_BT[mask_BT].mean())}
+        return zeros_BT, {}
+    old_BT, ref_BT = _pad(forward.old_logprobs), _pad(forward.ref_logprobs)
+    kl_BT = kl_estimate(old_BT, ref_BT, cfg.algorithm.kl_kind)
+    metrics = {
+        "kl/reference": float(kl_BT[mask_BT].mean()),
+        "kl/response": float(kl_estimate(old_BT, ref_BT, "k1").sum(1).mean()),
+    }
     if cfg.algorithm.kl_in == "loss":
         return zeros_BT, metrics
-    return -cfg.algorithm.kl_coef * kl_BT, metrics
+    return -kl_coef * kl_BT, metrics
 
 
-def _sampler_metrics(forward: Forward, rollout: list[torch.Tensor]) -> dict[str, float]:
-    """Agreement of sampler and trainer, where the old log-probs are here; else the training step reports it."""
-    if forward.old_logprobs is None:
+def explained_variance(values_N: torch.Tensor, returns_N: torch.Tensor) -> float | None:
+    """`1 - var(return - value) / var(return)`: 1 for a critic that knows the returns, 0 for one that knows their mean; None where all
+    returns are equal."""
+    variance = float(returns_N.var(correction=0))
+    return 1 - float((returns_N - values_N).var(correction=0)) / variance if variance > 0 else None
+
+
+def _sampler_metrics(forward: Forward, rollout: list[torch.Tensor], is_fresh: list[bool]) -> dict[str, float]:
+    """Agreement of sampler and trainer, where the old log-probs are here; else the training step reports it. Only the same weights
+    must agree: rows that waited are left out."""
+    if forward.old_logprobs is None or not any(is_fresh):
         return {}
-    difference_R = torch.cat(rollout) - torch.cat(forward.old_logprobs)
+    pairs = zip(rollout, forward.old_logprobs, is_fresh, strict=True)
+    difference_R = torch.cat([sampler - trainer for sampler, trainer, fresh in pairs if fresh])
     return {
         "kl/sampler": float(difference_R.mean()),
         "sampler/logprob_diff_mean": float(difference_R.abs().mean()),

@@ -6,35 +6,45 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hybrid.algorithms.kl import adaptive_kl
 from hybrid.data.batches import Lengths, Plan, lengths_of, plan_micro_batches
 from hybrid.data.samples import Sample
 from hybrid.errors import TrainingStopped
-from hybrid.experience import Experience, Forward, needs_old_logprobs, sampler_bound, shard, unshard
-from hybrid.rewards import accuracy
+from hybrid.experience import (
+    Experience,
+    Forward,
+    kl_beyond_bound,
+    needs_old_logprobs,
+    sampler_bound,
+    shard,
+    unshard,
+)
+from hybrid.rewards import accuracy, shape, weighted_sum
 from hybrid.rewards import score as score_by_function
 from hybrid.roles.objective import PolicyObjective, PolicyRow, ValueRow, check_sampler
 from hybrid.roles.packing import Row
 from hybrid.roles.schedule import learning_rate
 from hybrid.rollout.requests import SamplingOptions
-from hybrid.session import Session
 
 if TYPE_CHECKING:
+    from hybrid.session import Session
     from hybrid.trainer import Progress
 
 SELF_TEST_BOUND = 0.1
 """Mean absolute log-prob difference in nats that the self-test allows where the profile turns the step's bound off."""
 
 
-def generate(s: Session, progress: Progress) -> list[Sample]:
-    """Samples of the step: from the engines, or as recorded."""
-    if s.engines is None:
-        return s.recorded_step(progress.step)
+def generate(s: Session, progress: Progress, count: int, round_: int) -> list[Sample]:
+    """Samples of the next `count` prompts, with a greedy answer to each where the estimator compares with one."""
     with s.phase("generate"):
-        prompts = s.prompts.take(s.cfg.train.prompts_per_step)
-        samples = s.engines.generate(prompts, _sampling(s), step=progress.step, version=progress.weight_version)
-    if s.recorder is not None:
-        s.recorder.write(progress.step, samples)
-    return samples
+        return s.engines.generate(
+            s.prompts.take(count),
+            _sampling(s),
+            step=progress.step,
+            version=progress.weight_version,
+            round_=round_,
+            with_greedy=s.cfg.uses_greedy_answers,
+        )
 
 
 def _sampling(s: Session) -> SamplingOptions:
@@ -51,13 +61,14 @@ def _sampling(s: Session) -> SamplingOptions:
     )
 
 
-def score(s: Session, samples: list[Sample]) -> list[float]:
-    """One score per sample, from the reward function or the reward model."""
+def score(s: Session, progress: Progress, samples: list[Sample]) -> None:
+    """Set `reward` of each sample, the weighted sum of what the profile's rewards say, and `score`, what shaping makes of it."""
     with s.phase("score"):
-        scores = _scores(s, samples)
-    for sample, value in zip(samples, scores, strict=True):
+        terms = [(s.cfg.reward.weight, _scores(s, samples))]
+        terms += [(weight, score_by_function(extra, samples)) for weight, extra in s.extra_rewards]
+    for sample, value in zip(samples, weighted_sum(terms), strict=True):
         sample.reward = value
-    return scores
+    progress.reward_moments = shape(s.cfg, samples, progress.reward_moments)
 
 
 def _scores(s: Session, samples: list[Sample]) -> list[float]:
@@ -123,11 +134,13 @@ def train_actor(s: Session, progress: Progress, experience: Experience, rows: li
             rollout_logprobs=experience.rollout_logprobs[i],
             old_logprobs=old[i] if old else None,
             ref_logprobs=ref[i] if ref and in_loss else None,
+            is_fresh=experience.is_fresh[i],
         )
         for i in range(len(policy))
     ]
-    rate = learning_rate(s.cfg.actor, progress.update, s.cfg.total_updates)
-    objective = _objective(s, experience, rows)
+    before = s.cfg.critic_only_updates
+    rate = learning_rate(s.cfg.actor, progress.update - before, s.cfg.total_updates - before)
+    objective = _objective(s, progress, experience, rows)
     with s.phase("train_actor"):
         results = s.actor.call_sharded("train", shard(plan, train_rows), objective, rate)
     _count_skip(s, progress, results[0].applied, "actor")
@@ -137,7 +150,7 @@ def train_actor(s: Session, progress: Progress, experience: Experience, rows: li
     return known | {"lr/actor": rate, "train/skipped_steps": float(progress.skipped)}
 
 
-def _objective(s: Session, experience: Experience, rows: list[int]) -> PolicyObjective:
+def _objective(s: Session, progress: Progress, experience: Experience, rows: list[int]) -> PolicyObjective:
     a, max_tokens = s.cfg.algorithm, s.cfg.rollout.max_new_tokens
     tokens = sum(len(experience.advantages[i]) for i in rows)
     normalizer = {"token_mean": tokens, "sequence_mean": len(rows), "constant": len(rows) * max_tokens}[a.reduction]
@@ -147,13 +160,34 @@ def _objective(s: Session, experience: Experience, rows: list[int]) -> PolicyObj
         clip_low=a.clip_low,
         clip_high=a.clip_high,
         dual_clip=a.dual_clip,
-        kl_coef=a.kl_coef,
+        correction=a.correction,
+        correction_low=a.correction_low,
+        correction_high=a.correction_high,
+        entropy_coef=a.entropy_coef,
+        entropy_metric=a.entropy_metric,
+        kl_coef=progress.kl_coef,
         kl_kind=a.kl_kind,
         temperature=s.cfg.rollout.temperature,
         max_tokens=max_tokens,
         normalizer=float(normalizer),
         sampler_bound=sampler_bound(s.cfg),
     )
+
+
+def adapt_kl(s: Session, progress: Progress, metrics: dict[str, float | None]) -> None:
+    """Steer the KL coefficient towards its target, where there is one."""
+    a, current = s.cfg.algorithm, metrics.get("kl/response")
+    if a.kl_target is not None and current is not None:
+        samples = s.cfg.samples_per_step
+        progress.kl_coef = adaptive_kl(progress.kl_coef, a.kl_target, a.kl_horizon, current, samples)
+
+
+def guard_kl(s: Session, metrics: dict[str, float | None]) -> None:
+    """Warn, or raise `TrainingStopped`, when the policy is further from its reference than the profile allows."""
+    if said := kl_beyond_bound(s.cfg, metrics.get("kl/response")):
+        if s.cfg.algorithm.kl_bound_action == "stop":
+            raise TrainingStopped(said)
+        s.report.warn(said)
 
 
 def _count_skip(s: Session, progress: Progress, applied: bool, role: str) -> None:

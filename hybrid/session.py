@@ -25,7 +25,7 @@ from hybrid.memory.scheduler import MemoryScheduler
 from hybrid.memory.tenants import RankPeak
 from hybrid.pool import Pool, open_pool
 from hybrid.reporting import Reporter
-from hybrid.rewards import RewardFunction, load_rewards
+from hybrid.rewards import RewardFunction, load_extra_rewards, load_rewards
 from hybrid.roles.actor import ActorWorker, ReferenceWorker
 from hybrid.roles.critic import CriticWorker
 from hybrid.roles.group import RoleGroup
@@ -69,6 +69,8 @@ class Session:
     eval_reward: RewardFunction | None
     recorder: RolloutRecorder | None
     recorded: dict[int, list[Sample]] = field(default_factory=dict)
+    extra_rewards: list[tuple[float, RewardFunction]] = field(default_factory=list)
+    """(weight, function) of rewards that are added to the first."""
     engine_version: int | None = None
     """Weight version that the engines hold; None before the first sync and after their weights left."""
     counted: dict[str, int] = field(default_factory=dict)
@@ -143,6 +145,7 @@ def open_session(cfg: RunConfig, run_dir: Path) -> Iterator[Session]:
         prompts = load_prompts(cfg, tokenizer) if cfg.uses_engines else None
         held_out = load_eval(cfg, tokenizer) if cfg.uses_engines else []
         reward, eval_reward = load_rewards(cfg)
+        extra_rewards = load_extra_rewards(cfg)
         recorded = {} if cfg.uses_engines else load_rollouts(cfg.rollout.replay)
         check_recorded(cfg, recorded)
         recorder = RolloutRecorder(cfg.rollout.record) if cfg.rollout.record else None
@@ -184,6 +187,7 @@ def open_session(cfg: RunConfig, run_dir: Path) -> Iterator[Session]:
             eval_reward,
             recorder,
             recorded,
+            extra_rewards,
         )
 
 

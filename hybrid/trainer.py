@@ -10,10 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hybrid import phases
+from hybrid.algorithms.rewards import Moments
+from hybrid.collect import collect
 from hybrid.config import RunConfig
+from hybrid.data.groups import Group
 from hybrid.data.samples import Sample
 from hybrid.experience import make_experience, update_batches
 from hybrid.session import Session, open_session
+from hybrid.telemetry.updates import over_updates
 
 
 @dataclass
@@ -27,6 +31,12 @@ class Progress:
     skipped: int = 0
     skipped_in_a_row: dict[str, int] = field(default_factory=dict)
     """By role: a critic that learns does not excuse an actor that diverges."""
+    kl_coef: float = 0.0
+    """As adapted so far."""
+    reward_moments: Moments = field(default_factory=Moments)
+    """Of all raw scores so far, where they are normalised."""
+    leftovers: list[Group] = field(default_factory=list)
+    """Scored prompts that dynamic sampling accepted and no step has used yet."""
 
 
 def train(cfg: RunConfig, run_dir: Path) -> None:
@@ -35,7 +45,7 @@ def train(cfg: RunConfig, run_dir: Path) -> None:
     Raises `HybridError`: what was wrong, and the fix. Whatever happens, no process of the run stays.
     """
     with open_session(cfg, run_dir) as s:
-        progress = Progress()
+        progress = Progress(kl_coef=cfg.algorithm.kl_coef)
         if s.engines is not None:
             s.report.stage("comparing the engines with the trainer")
         phases.sync(s, progress)
@@ -51,26 +61,34 @@ def train(cfg: RunConfig, run_dir: Path) -> None:
                 metrics |= phases.evaluate(s, progress)
                 exported = phases.export(s)
             s.report.step(step, metrics | s.take_step_totals(), samples)
+            phases.guard_kl(s, metrics)
         s.report.finish(exported)
 
 
 def train_step(s: Session, progress: Progress) -> tuple[dict[str, float | None], list[Sample]]:
     """One rollout and the training on it. Returns the step's metrics and its samples, scored."""
     started = time.perf_counter()
-    samples = phases.generate(s, progress)
-    scores = phases.score(s, samples)
+    rollout = collect(s, progress)
+    samples = rollout.samples
     forward = phases.forward(s, samples)
-    experience = make_experience(s.cfg, samples, scores, forward)
+    version = progress.weight_version if s.cfg.uses_engines else None
+    experience = make_experience(
+        s.cfg, samples, forward, kl_coef=progress.kl_coef, greedy=rollout.greedy, version=version
+    )
     phases.check_rollout(s, experience)
 
-    metrics = dict(experience.metrics)
+    updates = []
     for groups in update_batches(s.cfg, progress.step):
         rows = [i for i, sample in enumerate(samples) if sample.group in groups]
-        metrics |= phases.train_critic(s, progress, experience, rows)
-        metrics |= phases.train_actor(s, progress, experience, rows)
+        update = phases.train_critic(s, progress, experience, rows)
+        if progress.step > s.cfg.algorithm.critic_only_steps:
+            update |= phases.train_actor(s, progress, experience, rows)
+        updates.append(update)
         progress.update += 1
     phases.sync(s, progress)
 
+    metrics = over_updates(updates) | experience.metrics | rollout.metrics | {"kl/coef": progress.kl_coef or None}
+    phases.adapt_kl(s, progress, metrics)
     seconds = time.perf_counter() - started
     metrics |= {"time/step": seconds, "tokens/per_second": metrics["tokens/generated"] / seconds}
     return metrics, samples

@@ -8,6 +8,9 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+CACHED_ELEMENTS = 2**20
+"""float32 numbers that a core's cache holds with room to spare."""
+
 
 def chunked_logprobs(
     hidden_NH: Tensor,
@@ -17,19 +20,20 @@ def chunked_logprobs(
     chunk_tokens: int = 1024,
     with_entropy: bool = False,
     min_chunks: int = 1,
+    entropy_gradient: bool = True,
 ) -> tuple[Tensor, Tensor | None]:
     """float32 log-probs N of `targets_N` under `softmax(head(hidden) / temperature)`, and entropies N (nats) or None.
 
     Forward and backward hold the logits of one chunk of at most `chunk_tokens` tokens: with more than one chunk, each is recomputed in
     the backward pass. `head` is called as a module, so its hooks run. Under ZeRO-3 a call of `head` is a collective, in forward and
     backward: ranks must make equally many, so give all of them as `min_chunks` the largest `chunk_count` among them. N = 0 is one
-    chunk of no tokens, with a graph.
+    chunk of no tokens, with a graph. Entropies without `entropy_gradient` are constants, and cheaper.
     """
     chunks = max(chunk_count(len(hidden_NH), chunk_tokens), min_chunks)
     recompute = torch.is_grad_enabled() and chunks > 1
     results = []
     for hidden_CH, targets_C in zip(hidden_NH.tensor_split(chunks), targets_N.tensor_split(chunks)):
-        args = (hidden_CH, head, targets_C, temperature, with_entropy)
+        args = (hidden_CH, head, targets_C, temperature, with_entropy, entropy_gradient, recompute)
         if recompute:
             results.append(checkpoint(_chunk_logprobs, *args, use_reentrant=False, preserve_rng_state=False))
         else:
@@ -44,11 +48,69 @@ def chunk_count(tokens: int, chunk_tokens: int = 1024) -> int:
 
 
 def _chunk_logprobs(
-    hidden_CH: Tensor, head: Callable[[Tensor], Tensor], targets_C: Tensor, temperature: float, with_entropy: bool
+    hidden_CH: Tensor,
+    head: Callable[[Tensor], Tensor],
+    targets_C: Tensor,
+    temperature: float,
+    with_entropy: bool,
+    entropy_gradient: bool,
+    may_overwrite: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    logits_CV = head(hidden_CH).float()
-    if temperature != 1.0:
-        logits_CV = logits_CV / temperature
-    log_softmax_CV = logits_CV.log_softmax(-1)
-    logprobs_C = log_softmax_CV.gather(-1, targets_C[:, None]).squeeze(-1)
-    return logprobs_C, -(log_softmax_CV.exp() * log_softmax_CV).sum(-1) if with_entropy else None
+    logits_CV = head(hidden_CH)
+    return _TokenLogprobs.apply(logits_CV, targets_C, temperature, with_entropy, entropy_gradient, may_overwrite)
+
+
+class _TokenLogprobs(torch.autograd.Function):
+    """Log-probs C of `targets_C` and entropies C from logits C x V, in one table of logits and, for the gradient, one more.
+
+    Autograd would keep a table of log-softmax, one of softmax and one of their products. Here forward keeps the logits as they came
+    and a log-sum-exp per token; backward fills the gradient, `(onehot - p) g / temperature` for a log-prob and
+    `-p (log p + entropy) g / temperature` for an entropy. `may_overwrite`: into the memory of the logits, which are then good for one
+    backward pass only.
+    """
+
+    @staticmethod
+    def forward(ctx, logits_CV, targets_C, temperature, with_entropy, entropy_gradient, may_overwrite):
+        lse_C = logits_CV.new_empty(len(logits_CV), dtype=torch.float32)
+        entropies_C = torch.empty_like(lse_C) if with_entropy else None
+        for block in _blocks(logits_CV):
+            scaled_BV = _scaled(logits_CV[block], temperature)
+            lse_C[block] = lse_B = scaled_BV.logsumexp(-1)
+            if with_entropy:
+                probs_BV = (scaled_BV - lse_B[:, None]).exp_()
+                entropies_C[block] = lse_B - probs_BV.mul_(scaled_BV).sum(-1)
+        picked_C = logits_CV.gather(-1, targets_C[:, None]).squeeze(-1)
+        if with_entropy and not entropy_gradient:
+            ctx.mark_non_differentiable(entropies_C)
+        ctx.save_for_backward(logits_CV, targets_C, lse_C, entropies_C if entropy_gradient else None)
+        ctx.temperature, ctx.may_overwrite = temperature, may_overwrite
+        return _scaled(picked_C, temperature) - lse_C, entropies_C
+
+    @staticmethod
+    def backward(ctx, grad_logprobs_C, grad_entropies_C):
+        logits_CV, targets_C, lse_C, entropies_C = ctx.saved_tensors
+        grad_CV = logits_CV if ctx.may_overwrite else torch.empty_like(logits_CV)
+        of_logprobs_C1 = grad_logprobs_C[:, None] / ctx.temperature
+        for block in _blocks(logits_CV):
+            log_probs_BV = _scaled(logits_CV[block], ctx.temperature) - lse_C[block][:, None]
+            factor_B = -of_logprobs_C1[block]
+            if entropies_C is not None:
+                of_entropies_B1 = grad_entropies_C[block][:, None] / ctx.temperature
+                factor_B = factor_B - (log_probs_BV + entropies_C[block][:, None]).mul_(of_entropies_B1)
+            grad_CV[block] = log_probs_BV.exp_().mul_(factor_B)
+        grad_CV.scatter_add_(-1, targets_C[:, None], of_logprobs_C1.to(grad_CV.dtype))
+        return grad_CV, None, None, None, None, None
+
+
+def _blocks(logits_CV: Tensor) -> list[slice]:
+    """Slices of rows. On CPU so few that what is computed from them stays in the cache: new memory costs more there than the arithmetic
+    on it. On CUDA all rows."""
+    rows, vocabulary = logits_CV.shape
+    size = max(1, CACHED_ELEMENTS // vocabulary) if logits_CV.device.type == "cpu" else max(1, rows)
+    return [slice(start, start + size) for start in range(0, rows, size)]
+
+
+def _scaled(logits: Tensor, temperature: float) -> Tensor:
+    """`logits / temperature` in float32, the same tensor where that changes nothing."""
+    logits = logits.float()
+    return logits / temperature if temperature != 1.0 else logits

@@ -42,7 +42,8 @@ def policy_loss(
     rollout_logprobs: the sampler's, None only when correction is "none". normalizer: divisor of the whole optimizer step.
     Metrics, over unmasked tokens, 0 when there are none: clip_fraction (share where the clip takes the gradient away; for cispo, where
     it changes the ratio), ratio_mean, ratio_max, approx_kl (k3 of old against new), and with a correction correction_weight_mean,
-    correction_clipped_share (weights that the bounds changed), correction_ess (effective sample size, share of the tokens).
+    correction_clipped_share (weights that the bounds changed), correction_square_mean and correction_ess (effective sample size, share
+    of the tokens: the square of the mean over the mean of squares).
     Raises ValueError for an unknown kind, correction or reduction, and for a correction without rollout_logprobs.
     """
     mask_BT = mask.bool()
@@ -177,5 +178,6 @@ def _correction_metrics(weights_BT: Tensor, raw_BT: Tensor, mask_BT: Tensor) -> 
     return {
         "correction_weight_mean": total / count,
         "correction_clipped_share": ((weights_BT != raw_BT) & mask_BT).sum() / count,
+        "correction_square_mean": squares / count,
         "correction_ess": torch.where(squares > 0, total.square() / (squares * count), 0.0),
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import difflib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from hybrid.config.paths import is_hub_name, path_roots
@@ -25,6 +25,19 @@ def model_exists(cfg: RunConfig) -> Finding | None:
 def critic_exists(cfg: RunConfig) -> Finding | None:
     if cfg.uses_critic and cfg.critic.path != cfg.model.path:
         return _model_is_there(cfg, "critic.path", cfg.critic.path)
+
+
+@rule("critic", "algorithm.advantage", "model.path")
+def critic_reads_the_actors_tokens(cfg: RunConfig) -> Finding | None:
+    if not cfg.uses_critic or cfg.critic.path == cfg.model.path:
+        return None
+    ours, others = ((model_config(path) or {}).get("vocab_size") for path in (cfg.model.path, cfg.critic.path))
+    if ours and others and ours > others:
+        return (
+            f"critic.path {cfg.critic.path} knows {others} tokens, model.path {cfg.model.path} writes {ours}: a critic reads the "
+            "actor's tokens",
+            "Start it from a model with the same tokenizer, or set critic.path=null.",
+        )
 
 
 @rule("reference", "algorithm.kl_coef", "model.path")
@@ -108,6 +121,13 @@ def _task_is_known(key: str, value: str) -> Finding | None:
 @rule("reward.function")
 def reward_function_exists(cfg: RunConfig) -> Finding | None:
     return _function_is_there(cfg, "reward.function", cfg.reward.function) if cfg.reward.function else None
+
+
+@rule("reward.extra")
+def extra_reward_functions_exist(cfg: RunConfig) -> Iterable[Finding]:
+    for function in cfg.reward.extra:
+        if found := _function_is_there(cfg, "reward.extra", function):
+            yield found
 
 
 @rule("data.eval_function", "reward.function")

@@ -40,6 +40,11 @@ def resolve(cfg: RunConfig, run_dir: Path | None = None) -> RunConfig:
         cfg = cfg.model_copy(update={"reference": reference.model_copy(update={"path": path})})
     cfg = _update(cfg, train={"prompts_per_update": cfg.train.prompts_per_update or cfg.train.prompts_per_step})
     cfg = _update(cfg, rollout=_rollout(cfg))
+    if cfg.algorithm.correction != "none" and cfg.distribution_is_cut:
+        notes.append(
+            f"algorithm.correction={cfg.algorithm.correction} is biased here: rollout.top_p, top_k or min_p cut the distribution, and "
+            "the sampler's log-probs are higher than the trainer's for the same tokens."
+        )
     cfg = _update(cfg, logging={"runs_dir": str(run_dir.parent), "name": run_dir.name})
     return cfg.model_copy(update={"notes": tuple(notes)})
 
@@ -106,6 +111,7 @@ def _reward(cfg: RunConfig) -> dict[str, Any]:
     return {
         "function": absolute_function(cfg, cfg.reward.function),
         "model": model_source(cfg, cfg.reward.model) if cfg.reward.model else None,
+        "extra": {absolute_function(cfg, name): weight for name, weight in cfg.reward.extra.items()},
     }
 
 

@@ -11,9 +11,6 @@ from dataclasses import dataclass
 from hybrid.config.run import RunConfig
 from hybrid.config.violations import Violation
 
-GROUP_ESTIMATORS = ("reinforce_baseline", "rloo", "group_norm", "dr_grpo", "maxrl", "opo")
-"""Estimators that compare a sample with the other samples of its prompt."""
-
 Finding = tuple[str, str]
 """The rule with its values, and the fix."""
 
@@ -176,55 +173,6 @@ def replay_or_record(cfg: RunConfig) -> Finding | None:
         )
 
 
-# Algorithm
-
-
-@rule("algorithm.advantage", "rollout.samples_per_prompt")
-def groups_have_members(cfg: RunConfig) -> Finding | None:
-    if cfg.algorithm.advantage in GROUP_ESTIMATORS and cfg.rollout.samples_per_prompt == 1:
-        return (
-            f"algorithm.advantage {cfg.algorithm.advantage} with rollout.samples_per_prompt 1: "
-            "it compares the samples of a prompt",
-            "Set rollout.samples_per_prompt to 2 or more (8 is usual), or algorithm.advantage to gae or reinforce.",
-        )
-
-
-@rule("critic", "algorithm.advantage")
-def critic_only_with_gae(cfg: RunConfig) -> Finding | None:
-    if cfg.critic is not None and not cfg.uses_critic:
-        return (
-            f"a critic is given, but algorithm.advantage {cfg.algorithm.advantage} has no use for one",
-            "Remove the section (or override critic=null), or set algorithm.advantage=gae.",
-        )
-
-
-@rule("reference", "algorithm.kl_coef")
-def reference_only_with_kl(cfg: RunConfig) -> Finding | None:
-    if cfg.reference is not None and not cfg.uses_reference:
-        return (
-            "a reference is given, but algorithm.kl_coef is 0: nothing is compared with it",
-            "Remove the section (or override reference=null), or set algorithm.kl_coef above 0.",
-        )
-
-
-@rule("algorithm.policy_loss", "algorithm.reduction")
-def gspo_means_sequences(cfg: RunConfig) -> Finding | None:
-    if cfg.algorithm.policy_loss == "gspo" and cfg.algorithm.reduction != "sequence_mean":
-        return (
-            f"algorithm.policy_loss gspo with algorithm.reduction {cfg.algorithm.reduction}: its ratio is per sequence",
-            "Set algorithm.reduction=sequence_mean.",
-        )
-
-
-@rule("algorithm.policy_loss", "algorithm.dual_clip")
-def dual_clip_bounds_a_ratio(cfg: RunConfig) -> Finding | None:
-    if cfg.algorithm.dual_clip is not None and cfg.algorithm.policy_loss not in ("ppo", "gspo"):
-        return (
-            f"algorithm.dual_clip {cfg.algorithm.dual_clip:g} with algorithm.policy_loss {cfg.algorithm.policy_loss}",
-            "Set algorithm.dual_clip=null, or algorithm.policy_loss to ppo or gspo.",
-        )
-
-
 @rule("actor", "critic", "train.steps", "train.epochs", "train.prompts_per_step", "train.prompts_per_update")
 def schedules_end(cfg: RunConfig) -> Iterable[Finding]:
     trained = {"actor": cfg.actor, **({"critic": cfg.critic} if cfg.uses_critic and cfg.critic else {})}
@@ -234,11 +182,12 @@ def schedules_end(cfg: RunConfig) -> Iterable[Finding]:
                 f"{name}.min_lr_ratio {role.min_lr_ratio:g} with {name}.schedule constant, which never falls",
                 f"Set {name}.schedule to linear or cosine, or {name}.min_lr_ratio=0.",
             )
-        if role.schedule != "constant" and role.warmup_steps >= cfg.total_updates:
+        updates = cfg.total_updates - (cfg.critic_only_updates if name == "actor" else 0)
+        if role.schedule != "constant" and role.warmup_steps >= updates:
             yield (
-                f"{name}.warmup_steps {role.warmup_steps} of a {role.schedule} schedule in a run of {cfg.total_updates} "
+                f"{name}.warmup_steps {role.warmup_steps} of a {role.schedule} schedule in a run of {updates} "
                 "optimizer steps: nothing is left for the schedule",
-                f"Set {name}.warmup_steps below {cfg.total_updates}, or train longer.",
+                f"Set {name}.warmup_steps below {updates}, or train longer.",
             )
 
 

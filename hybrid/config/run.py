@@ -6,10 +6,10 @@ from pathlib import Path
 
 from pydantic import Field
 
+from hybrid.config.algorithm import Algorithm, Reward
 from hybrid.config.base import Section
 from hybrid.config.sections import (
     Actor,
-    Algorithm,
     Checkpoint,
     Cluster,
     Critic,
@@ -18,7 +18,6 @@ from hybrid.config.sections import (
     Memory,
     Model,
     Reference,
-    Reward,
     Rollout,
     Train,
 )
@@ -114,6 +113,21 @@ class RunConfig(Section):
     def total_updates(self) -> int:
         """Optimizer steps of the run: what learning-rate schedules count."""
         return self.updates_per_rollout * self.train.steps
+
+    @property
+    def critic_only_updates(self) -> int:
+        """Optimizer steps at the start in which only the critic trains."""
+        return self.updates_per_rollout * self.algorithm.critic_only_steps
+
+    @property
+    def uses_greedy_answers(self) -> bool:
+        """Whether each prompt is answered greedily, too."""
+        return self.algorithm.advantage == "remax"
+
+    @property
+    def distribution_is_cut(self) -> bool:
+        """Whether the sampler's log-probs are those of fewer tokens than the trainer's."""
+        return self.rollout.top_p < 1 or self.rollout.top_k > 0 or self.rollout.min_p > 0
 
     @property
     def max_sequence_tokens(self) -> int:

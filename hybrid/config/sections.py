@@ -19,7 +19,6 @@ Decay = Annotated[float, Field(ge=0, lt=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Text = Annotated[str, Field(min_length=1)]
 Auto = Literal["auto"]
-Estimator = Literal["gae", "reinforce", "reinforce_baseline", "rloo", "group_norm", "dr_grpo", "maxrl", "opo"]
 
 
 class Cluster(Section):
@@ -91,7 +90,8 @@ class Critic(TrainedRole):
     """The value model of `algorithm.advantage: gae`: a causal LM with a value head. Only with gae."""
 
     path: Text | None = None
-    """Model to start from. null: model.path."""
+    """Model to start from: a causal LM, whose trunk gets a new value head, or a reward model (a sequence classifier with
+    one label), whose head becomes the value head. It must read the actor's tokens. null: model.path, the actor's own."""
     learning_rate: PositiveFloat = 1e-5
     """Peak learning rate."""
 
@@ -103,20 +103,6 @@ class Reference(Section):
     """Model folder or hub name. null: model.path, as it was before training."""
     zero_stage: Literal[0, 3] = 0
     """0: every GPU has all weights. 3: sharded over the ranks."""
-
-
-class Reward(Section):
-    """Where scores come from: a function or a reward model, exactly one of the two."""
-
-    function: Text | None = None
-    """`reasoning_gym` (the task's own scorer), `math_verify`, or `file.py:function`, called once per batch as
-    `function(prompts, responses, labels, **columns) -> list[float]`, sync or async."""
-    model: Text | None = None
-    """Folder or hub name of a transformers sequence-classification model with one output."""
-    timeout_s: PositiveFloat = 60.0
-    """Seconds that the reward function may take for a batch."""
-    batch_tokens: Positive = 16384
-    """Tokens of a micro-batch of the reward model, per rank."""
 
 
 class Rollout(Section):
@@ -135,11 +121,13 @@ class Rollout(Section):
     temperature: Annotated[float, Field(ge=0.01)] = 1.0
     """Sampling temperature; the trainer's log-probs use the same one. vLLM samples below 0.01 as at 0.01."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Sample from the smallest set of tokens with this much probability. 1: off."""
+    """Sample from the smallest set of tokens with this much probability. 1: off. Below 1 the sampler's log-probs are
+    those of the cut distribution, the trainer's those of the whole: ratios between the two are biased."""
     top_k: NonNegative = 0
-    """Sample from the k likeliest tokens. 0: off."""
+    """Sample from the k likeliest tokens. 0: off. Cuts the distribution as top_p does."""
     min_p: Share = 0.0
-    """Leave out tokens with less than this share of the likeliest one's probability. 0: off."""
+    """Leave out tokens with less than this share of the likeliest one's probability. 0: off. Cuts the distribution as
+    top_p does."""
     stop: list[Text] = Field(default_factory=list)
     """Texts that end a response."""
     repeatable: bool | Auto = "auto"
@@ -158,41 +146,6 @@ class Rollout(Section):
     """Train on the rollouts recorded in this file in place of generating."""
     record: Text | None = None
     """Write the rollouts to this file, for `replay`."""
-
-
-class Algorithm(Section):
-    """Advantages, losses and KL."""
-
-    advantage: Literal["gae", "reinforce", "reinforce_baseline", "rloo", "group_norm", "dr_grpo", "maxrl", "opo"] = (
-        "group_norm"
-    )
-    """How scores become advantages: `gae` is PPO with a critic, `group_norm` is GRPO."""
-    gamma: Share = 1.0
-    """Discount per token, for gae and reinforce."""
-    lam: Share = 0.95
-    """Lambda of gae: 1 trusts returns, 0 the critic."""
-    policy_loss: Literal["ppo", "gspo", "cispo", "reinforce"] = "ppo"
-    """Form of the policy loss."""
-    clip_low: Share = 0.2
-    """The ratio to the old policy is clipped at 1 - clip_low."""
-    clip_high: PositiveFloat = 0.2
-    """The ratio to the old policy is clipped at 1 + clip_high."""
-    dual_clip: Annotated[float, Field(gt=1)] | None = None
-    """Bound of the loss where the advantage is negative, as a multiple of it; ppo and gspo. null: off."""
-    reduction: Literal["token_mean", "sequence_mean", "constant"] = "token_mean"
-    """Mean over tokens; mean over sequences of their token means; or the sum over sequences x max_new_tokens (Dr.
-    GRPO)."""
-    kl_coef: Annotated[float, Field(ge=0)] = 0.0
-    """Weight of the KL to the reference. 0: no KL, no reference model."""
-    kl_kind: Literal["k1", "k2", "k3"] = "k3"
-    """Estimator of the KL (Schulman 2020)."""
-    kl_in: Literal["loss", "reward"] = "loss"
-    """Where the KL enters: added to the policy loss, or taken from the token rewards."""
-    value_clip: PositiveFloat | None = 0.2
-    """Values are clipped to this distance from the old ones in the critic's loss. null: off."""
-    sampler_kl_bound: PositiveFloat | None = 0.1
-    """Stop the run when the mean KL between engines and trainer is beyond this: one of the two computes something else.
-    null: off."""
 
 
 class Train(Section):

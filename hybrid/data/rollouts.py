@@ -22,6 +22,8 @@ from hybrid.telemetry.jsonl import JsonLines, read_lines
 _TUPLE, _PAIRS = "__tuple__", "__pairs__"
 _PROMPT = tuple(f.name for f in fields(Prompt))
 _SAMPLE = tuple(f.name for f in fields(Sample))
+_LATER = {"score", "greedy"}
+"""Fields that older recordings lack; they have defaults."""
 
 
 class RolloutRecorder:
@@ -93,7 +95,7 @@ def _sample(row: dict[str, Any], prompts: list[Prompt]) -> Sample:
 
 
 def _check_names(row: dict[str, Any], names: tuple[str, ...], what: str) -> None:
-    if set(row) != set(names):
+    if set(row) | _LATER != set(names) | _LATER:
         raise ValueError(f"a {what} must have the fields {', '.join(names)}, not {', '.join(row)}")
 
 
@@ -132,12 +134,18 @@ def check_recorded(cfg: RunConfig, steps: dict[int, list[Sample]]) -> None:
     prompts, each = cfg.train.prompts_per_step, cfg.rollout.samples_per_prompt
     for step, samples in steps.items():
         where = f"rollout.replay={cfg.rollout.replay}, step {step}"
-        sizes = Counter(sample.group for sample in samples)
+        sizes = Counter(sample.group for sample in samples if not sample.greedy)
         if sizes != dict.fromkeys(range(prompts), each):
             found = f"{len(sizes)} prompts with {min(sizes.values(), default=0)} to {max(sizes.values(), default=0)} samples"
             raise DataError(
                 f"{where} has {found}, but train.prompts_per_step={prompts} and rollout.samples_per_prompt={each}: "
                 "set both to what was recorded."
+            )
+        greedy = sorted(sample.group for sample in samples if sample.greedy)
+        if greedy != (list(range(prompts)) if cfg.uses_greedy_answers else []):
+            raise DataError(
+                f"{where} has {len(greedy)} greedy answers to {prompts} prompts, and algorithm.advantage={cfg.algorithm.advantage} "
+                f"{'compares with one each' if cfg.uses_greedy_answers else 'has no use for them'}: record it with the same estimator."
             )
         if not all(sample.token_ids and math.isfinite(sum(sample.logprobs)) for sample in samples):
             raise DataError(

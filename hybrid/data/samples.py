@@ -40,3 +40,8 @@ class Sample:
     weight_version: int
     """Version of the weights that made it."""
     reward: float | None = None
+    """What the rewards said, summed with their weights; None before scoring."""
+    score: float | None = None
+    """`reward` after shaping: what the advantage is computed from."""
+    greedy: bool = False
+    """True for the greedy answer that remax compares with: scored, never trained on."""

@@ -39,6 +39,14 @@ def load_rewards(cfg: RunConfig) -> tuple[RewardFunction | None, RewardFunction 
     return reward, load_reward(eval_function, cfg.reward.timeout_s, task, "data.eval_function")
 
 
+def load_extra_rewards(cfg: RunConfig) -> list[tuple[float, RewardFunction]]:
+    """(weight, function) of `reward.extra`. Raises `RewardError`."""
+    return [
+        (weight, load_reward(absolute_function(cfg, spec), cfg.reward.timeout_s, train_task(cfg), "reward.extra"))
+        for spec, weight in cfg.reward.extra.items()
+    ]
+
+
 def load_reward(spec: str, timeout_s: float, task: Task | None = None, key: str = "reward.function") -> RewardFunction:
     """`reasoning_gym` (the scorer of `task`), `math_verify`, or `file.py:function`; `key` is where the profile says so.
 

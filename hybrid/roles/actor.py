@@ -6,12 +6,11 @@ from pathlib import Path
 
 import torch
 
-from hybrid.algorithms.kl import kl_estimate
-from hybrid.algorithms.losses import policy_loss, reduce_tokens
 from hybrid.roles.export import export_model
 from hybrid.roles.models import ModelOptions, load_policy
 from hybrid.roles.objective import PolicyObjective, PolicyRow, UpdateResult, check_sampler
-from hybrid.roles.packing import Row, lengths_mask, to_rows
+from hybrid.roles.packing import Row
+from hybrid.roles.policy_step import policy_objective, step_metrics
 from hybrid.roles.reduction import Totals
 from hybrid.roles.worker import ModelWorker
 from hybrid.roles.zero import FrozenModel, TrainedModel, WeightBuckets, ZeroOptions, load_partitioned
@@ -63,60 +62,17 @@ class ActorWorker(PolicyForward):
             check_sampler(totals.mean("sampler_diff"), totals.maximum("sampler_diff"), objective.sampler_bound)
 
         step = self.model.step(losses, learning_rate, check)
-        metrics = {
-            "loss/policy": totals.sum("loss"),
-            "policy/clip_fraction": totals.mean("clip_fraction"),
-            "kl/reference": totals.mean("kl"),
-            "kl/sampler": totals.mean("sampler_kl"),
-            "sampler/logprob_diff_mean": totals.mean("sampler_diff"),
-            "sampler/logprob_diff_max": totals.maximum("sampler_diff"),
-            "grad_norm/actor": step.grad_norm,
-        }
-        return UpdateResult(step.applied, metrics, self.counted)
+        return UpdateResult(step.applied, step_metrics(totals) | {"grad_norm/actor": step.grad_norm}, self.counted)
 
     def _loss(self, model, rows: list[PolicyRow], objective: PolicyObjective, totals: Totals) -> torch.Tensor:
         """This micro-batch's share of the step's loss; zero, with a graph, for an empty one."""
         batch = self.pack([r.row for r in rows])
-        logprobs_R, _ = model(batch, objective.temperature)
+        logprobs_R, entropies_R = model(
+            batch, objective.temperature, objective.with_entropy, entropy_gradient=objective.entropy_coef > 0
+        )
         if not rows:
             return logprobs_R.sum() * 0.0
-        width = max(batch.row_lengths)
-        mask_BT = lengths_mask(batch.row_lengths, width, self.device)
-        logprobs_BT = to_rows(logprobs_R, batch.row_lengths, width)
-
-        def column(name: str) -> torch.Tensor:
-            return to_rows(torch.cat([getattr(r, name) for r in rows]).to(self.device), batch.row_lengths, width)
-
-        rollout_BT = column("rollout_logprobs")
-        old_BT = logprobs_BT.detach() if rows[0].old_logprobs is None else column("old_logprobs")
-        loss, metrics = policy_loss(
-            logprobs_BT,
-            old_BT,
-            column("advantages"),
-            mask_BT,
-            kind=objective.kind,
-            clip_low=objective.clip_low,
-            clip_high=objective.clip_high,
-            dual_clip=objective.dual_clip,
-            reduction=objective.reduction,
-            max_tokens=objective.max_tokens,
-            rollout_logprobs=rollout_BT,
-            correction="none",
-            normalizer=objective.normalizer,
-        )
-        if rows[0].ref_logprobs is not None:
-            kl_BT = kl_estimate(logprobs_BT, column("ref_logprobs"), objective.kl_kind)
-            loss = loss + objective.kl_coef * reduce_tokens(
-                kl_BT, mask_BT, objective.reduction, objective.max_tokens, objective.normalizer
-            )
-            totals.add("kl", kl_BT.detach()[mask_BT])
-        totals.add("loss", loss.detach()[None])
-        totals.add("clip_fraction", metrics["clip_fraction"].detach()[None], weight=int(mask_BT.sum()))
-        if rows[0].old_logprobs is None:
-            difference_R = (rollout_BT - old_BT)[mask_BT]
-            totals.add("sampler_kl", difference_R)
-            totals.add("sampler_diff", difference_R.abs())
-        return loss
+        return policy_objective(rows, batch, logprobs_R, entropies_R, objective, totals)
 
     def connect(self, engines: list, bucket_bytes: int, timeout_s: float) -> None:
         """Learn which engines (Ray handles) take this actor's weights; all ranks at once."""

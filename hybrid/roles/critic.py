@@ -7,7 +7,7 @@ import torch
 from hybrid.algorithms.losses import value_loss
 from hybrid.roles.models import ModelOptions, load_critic
 from hybrid.roles.objective import UpdateResult, ValueRow
-from hybrid.roles.packing import Row, lengths_mask, to_rows
+from hybrid.roles.packing import Row, column, lengths_mask, to_rows
 from hybrid.roles.reduction import Totals
 from hybrid.roles.worker import ModelWorker
 from hybrid.roles.zero import TrainedModel, ZeroOptions, load_partitioned
@@ -49,11 +49,8 @@ class CriticWorker(ModelWorker):
             return values_R.sum() * 0.0
         width = max(batch.row_lengths)
         mask_BT = lengths_mask(batch.row_lengths, width, self.device)
-        old_BT, returns_BT = (
-            to_rows(torch.cat([getattr(r, name) for r in rows]).to(self.device), batch.row_lengths, width)
-            for name in ("old_values", "returns")
-        )
         values_BT = to_rows(values_R, batch.row_lengths, width)
+        old_BT, returns_BT = column(rows, "old_values", batch), column(rows, "returns", batch)
         loss = value_loss(values_BT, old_BT, returns_BT, mask_BT, clip, normalizer=normalizer)
         totals.add("loss", loss.detach()[None])
         return loss

@@ -7,7 +7,13 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import nn
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    PretrainedConfig,
+)
 
 from hybrid.algorithms.logprobs import chunk_count, chunked_logprobs
 from hybrid.errors import ConfigError
@@ -41,9 +47,9 @@ class PolicyModel(nn.Module):
         self.hf = hf
 
     def forward(
-        self, batch: PackedBatch, temperature: float, with_entropy: bool = False
+        self, batch: PackedBatch, temperature: float, with_entropy: bool = False, entropy_gradient: bool = True
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """float32 log-probs R of `batch.targets_R` at `temperature`, and entropies R when asked for."""
+        """float32 log-probs R of `batch.targets_R` at `temperature`, and entropies R when asked for, with or without a gradient."""
         hidden_RH = _hidden(self.hf.base_model, batch)[batch.predict_R]
         return chunked_logprobs(
             hidden_RH,
@@ -51,6 +57,7 @@ class PolicyModel(nn.Module):
             batch.targets_R,
             temperature,
             with_entropy=with_entropy,
+            entropy_gradient=entropy_gradient,
             min_chunks=self._chunks_of_longest_rank(len(hidden_RH)),
         )
 
@@ -96,7 +103,22 @@ def load_policy(options: ModelOptions) -> PolicyModel:
 
 
 def load_critic(options: ModelOptions) -> ValueModel:
-    """The trunk of the model at `options.path` with a new value head: zero bias, small weights equal on every rank."""
+    """The model at `options.path` as a critic.
+
+    A sequence classifier with one label, a reward model that is, keeps its head. Of any other model the trunk is taken, with a new
+    head: zero bias, small weights equal on every rank. Raises `ConfigError` for a classifier with more labels or a head that is not
+    one matrix.
+    """
+    architectures = _config(options).architectures or ()
+    if any(name.endswith("ForSequenceClassification") for name in architectures):
+        model = _load(AutoModelForSequenceClassification, options)
+        head = getattr(model, "score", None)
+        if not isinstance(head, nn.Linear) or head.out_features != 1:
+            raise ConfigError(
+                f"critic.path={options.path}: a critic starts from a sequence classifier with one label and a linear head `score`; this "
+                f"is a {type(model).__name__} with {model.config.num_labels} labels."
+            )
+        return ValueModel(model.base_model, head)
     trunk = _load(AutoModel, options)
     head = nn.Linear(trunk.config.get_text_config().hidden_size, 1, dtype=options.dtype)
     generator = torch.Generator().manual_seed(options.seed)
@@ -114,8 +136,12 @@ def load_reward_model(path: str, dtype: torch.dtype, trust_remote_code: bool) ->
     return _own_memory(model).eval()
 
 
+def _config(options: ModelOptions) -> PretrainedConfig:
+    return AutoConfig.from_pretrained(options.path, trust_remote_code=options.trust_remote_code)
+
+
 def _load(auto: type, options: ModelOptions) -> nn.Module:
-    config = AutoConfig.from_pretrained(options.path, trust_remote_code=options.trust_remote_code)
+    config = _config(options)
     implementation = attention.NAME if options.attention == "sdpa" else options.attention
     model = auto.from_pretrained(
         options.path,

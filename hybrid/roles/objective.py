@@ -20,6 +20,8 @@ class PolicyRow:
     old_logprobs: torch.Tensor | None = None
     """None when the training forward's own log-probs serve: one optimizer step per rollout."""
     ref_logprobs: torch.Tensor | None = None
+    is_fresh: bool = True
+    """False when the sampler had older weights than the trainer: the two need not agree."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,11 @@ class PolicyObjective:
     clip_low: float
     clip_high: float
     dual_clip: float | None
+    correction: str
+    correction_low: float
+    correction_high: float
+    entropy_coef: float
+    entropy_metric: bool
     kl_coef: float
     kl_kind: str
     temperature: float
@@ -38,6 +45,10 @@ class PolicyObjective:
     normalizer: float
     sampler_bound: float | None
     """Largest mean |trainer - sampler| log-prob difference; beyond it the step is not taken and the run stops."""
+
+    @property
+    def with_entropy(self) -> bool:
+        return self.entropy_metric or self.entropy_coef > 0
 
 
 @dataclass

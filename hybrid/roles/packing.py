@@ -9,6 +9,7 @@ The last token of a response predicts nothing that is used, so it is not fed.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -104,6 +105,12 @@ def to_rows(values_R: torch.Tensor, row_lengths: list[int], width: int) -> torch
     mask_BT = lengths_mask(row_lengths, width, values_R.device)
     out_BT = values_R.new_zeros(mask_BT.shape)
     return out_BT.masked_scatter(mask_BT, values_R)
+
+
+def column(rows: Sequence, name: str, batch: PackedBatch) -> torch.Tensor:
+    """Attribute `name` of `rows`, one float per response token each, as a B x T tensor on the batch's device."""
+    values_R = torch.cat([getattr(row, name) for row in rows]).to(batch.targets_R.device)
+    return to_rows(values_R, batch.row_lengths, max(batch.row_lengths))
 
 
 def lengths_mask(lengths: list[int], width: int, device: torch.device | str = "cpu") -> torch.Tensor:

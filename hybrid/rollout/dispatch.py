@@ -26,9 +26,10 @@ def request_seed(seed: int, step: int, prompt_index: int) -> int:
     return _hash("request", seed, step, prompt_index)
 
 
-def engine_seed(seed: int, step: int, engine: int) -> int:
-    """Seed of an engine's own generator for one step, in [0, 2^32): cheaper than one per request, but repeats only as batching does."""
-    return _hash("engine", seed, step, engine) % 2**32
+def engine_seed(seed: int, step: int, engine: int, round_: int = 0) -> int:
+    """Seed of an engine's own generator for one round of a step, in [0, 2^32): cheaper than one per request, but repeats only as
+    batching does."""
+    return _hash("engine", seed, step, engine, round_) % 2**32
 
 
 def _hash(*parts) -> int:

@@ -60,7 +60,7 @@ class Engine:
         required_version: int | None = None,
         seed: int | None = None,
     ) -> list[list[Completion]]:
-        """`sampling.n` completions of each request, in order, from one pass over all of them.
+        """`sampling.n` completions of each request, one of a greedy one, in order, from one pass over all of them.
 
         `seed` seeds the engine's own generator, for requests without a seed. Raises `RolloutError` when weights or KV cache are away, when
         the weights are not those of `required_version`, when a prompt and its response exceed `max_model_len`, or when weights are broken.
@@ -78,7 +78,7 @@ class Engine:
             self.llm.collective_rpc("hybrid_seed", args=(seed,))
         outputs = self.llm.generate(
             [{"prompt_token_ids": r.token_ids} for r in requests],
-            [vllm_setup.sampling_params(sampling, r.seed) for r in requests],
+            [vllm_setup.sampling_params(sampling.greedy() if r.greedy else sampling, r.seed) for r in requests],
             use_tqdm=False,
         )
         self._settle()

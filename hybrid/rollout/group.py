@@ -57,24 +57,42 @@ class EngineGroup:
         stats = self._all("start", what="starting the engines", timeout_s=timeout_s)
         self._counted = {part: max(s["counted_bytes"][part] for s in stats) for part in PARTS}
 
-    def generate(self, prompts: list[Prompt], sampling: SamplingOptions, *, step: int, version: int) -> list[Sample]:
-        """`sampling.n` samples of each prompt, group by group in the prompts' order, made by weights of `version`.
+    def generate(
+        self,
+        prompts: list[Prompt],
+        sampling: SamplingOptions,
+        *,
+        step: int,
+        version: int,
+        round_: int = 0,
+        with_greedy: bool = False,
+    ) -> list[Sample]:
+        """`sampling.n` samples of each prompt, group by group in the prompts' order, made by weights of `version`; `with_greedy` one
+        greedy answer more, the last of its group, from the same pass.
 
-        Which engine answers what and with which seeds depends on (run seed, step, prompt index) only. Raises what `Engine.generate` and
-        `Pool.wait` raise.
+        Which engine answers what and with which seeds depends on (run seed, step, `round_` within the step, prompt index) only. Raises
+        what `Engine.generate` and `Pool.wait` raise.
         """
         shares = assign([len(p.token_ids) for p in prompts], len(self.engines), step)
         busy = [(engine, share) for engine, share in zip(self.engines, shares, strict=True) if share]
         calls = []
         for engine, share in busy:
             requests = [self._request(prompts[i], step) for i in share]
-            seed = None if self.repeatable else engine_seed(self.seed, step, engine.rank)
+            if with_greedy:
+                requests += [GenerateRequest(prompts[i].token_ids, greedy=True) for i in share]
+            seed = None if self.repeatable else engine_seed(self.seed, step, engine.rank, round_)
             calls.append(engine.submit("generate", requests, sampling, version, seed))
         answers = self.pool.wait(calls, "generate", self.call_timeout_s)
         groups: dict[int, list[Completion]] = {}
+        greedy: dict[int, list[Completion]] = {}
         for (_, share), answer in zip(busy, answers, strict=True):
-            groups |= dict(zip(share, answer, strict=True))
-        return [_sample(prompts[i], i, completion) for i in range(len(prompts)) for completion in groups[i]]
+            groups |= dict(zip(share, answer[: len(share)], strict=True))
+            greedy |= dict(zip(share, answer[len(share) :]))
+        samples = []
+        for i, prompt in enumerate(prompts):
+            samples += [_sample(prompt, i, completion) for completion in groups[i]]
+            samples += [replace(_sample(prompt, i, completion), greedy=True) for completion in greedy.get(i, [])]
+        return samples
 
     def _request(self, prompt: Prompt, step: int) -> GenerateRequest:
         return GenerateRequest(

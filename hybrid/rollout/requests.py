@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True)
@@ -45,13 +45,19 @@ class SamplingOptions:
     min_new_tokens: int = 0
     stop: tuple[str, ...] = field(default_factory=tuple)
 
+    def greedy(self) -> SamplingOptions:
+        """One response of the likeliest tokens, of the same lengths and stops."""
+        return replace(self, n=1, temperature=0.0, top_p=1.0, top_k=0, min_p=0.0)
+
 
 @dataclass(frozen=True)
 class GenerateRequest:
-    """One prompt. `seed` fixes the draws of its n responses, whatever else is in the batch."""
+    """One prompt. `seed` fixes the draws of its n responses, whatever else is in the batch. `greedy`: one greedy response in place of n
+    draws."""
 
     token_ids: list[int]
     seed: int | None = None
+    greedy: bool = False
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import replace
 
 import pytest
 import ray
@@ -76,6 +77,11 @@ def test_two_engines_generate_sleep_and_sync_as_one(pool, models):
     samples = group.generate(asked, SAMPLED, step=0, version=0)
     assert [s.group for s in samples] == [i for i in range(5) for _ in range(3)]
     assert all(s.prompt.index == s.group and len(s.logprobs) == len(s.token_ids) for s in samples)
+    mixed = group.generate(asked, SAMPLED, step=0, version=0, with_greedy=True)
+    assert [s.greedy for s in mixed] == [False, False, False, True] * 5
+    alone = group.generate(asked, replace(SAMPLED, n=1, temperature=0.0), step=0, version=0)
+    assert [s.token_ids for s in mixed if s.greedy] == [s.token_ids for s in alone]
+    assert [s.token_ids for s in mixed if not s.greedy] == [s.token_ids for s in samples], "the draws are the same"
     again = group.generate(asked, SAMPLED, step=0, version=0)
     assert [(s.token_ids, s.logprobs) for s in again] == [(s.token_ids, s.logprobs) for s in samples]
     later = group.generate(asked, SAMPLED, step=1, version=0)

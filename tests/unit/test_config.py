@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -205,6 +206,32 @@ def test_a_cpu_without_bf16_gets_fp32_and_a_word(profile, monkeypatch):
     assert resolve(load_run(profile)).model.dtype == "bfloat16"
 
 
+def test_choices_that_go_together_are_taken(profile):
+    for wanted in (
+        ["algorithm.advantage=remax", "rollout.samples_per_prompt=1"],
+        ["algorithm.kl_coef=0.1", "algorithm.kl_kind=k1", "algorithm.kl_in=reward", "algorithm.kl_target=2"],
+        ["algorithm.correction=tis", "algorithm.correction_low=1.5"],
+        ["algorithm.advantage=gae", "algorithm.critic_only_steps=2", "critic.path=models/reward"],
+        ["algorithm.advantage=dr_grpo", "reward.source_field=entry.source", "reward.source_weights={a: 2}"],
+    ):
+        load_run(profile, wanted)
+
+
+def test_a_corrected_ratio_over_a_cut_distribution_gets_a_word(profile):
+    wanted = ["model.dtype=bfloat16", "algorithm.correction=tis"]
+    assert resolve(load_run(profile, wanted)).notes == ()
+    notes = resolve(load_run(profile, [*wanted, "rollout.top_p=0.9"])).notes
+    assert len(notes) == 1 and "biased" in notes[0]
+
+
+def test_a_critic_reads_the_actors_tokens(profile):
+    for name, tokens in (("tiny", 512), ("reward", 500)):
+        file = profile.parent.parent / "models" / name / "config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"vocab_size": tokens}))
+    assert "knows 500 tokens" in refusal(profile, "algorithm.advantage=gae", "critic.path=models/reward")
+    load_run(profile, ["algorithm.advantage=gae", "model.path=models/reward", "critic.path=models/tiny"])
+
+
 def test_kv_cache_holds_an_engines_sequences_at_full_length(profile):
     cfg = resolve(load_run(profile, ["model.dtype=bfloat16", "data.eval_size=8"]))
     tokens = 32 * (64 + 16)  # 8 prompts x 8 samples over 2 engines
@@ -222,6 +249,8 @@ def test_counts_that_the_loop_uses(profile):
     assert (cfg.world_size, cfg.samples_per_step, cfg.max_sequence_tokens) == (2, 64, 80)
     assert (cfg.updates_per_epoch, cfg.updates_per_rollout, cfg.total_updates) == (2, 6, 18)
     assert cfg.roles == ("actor", "reference")
+    cfg = resolve(load_run(profile, ["algorithm.advantage=gae", "algorithm.critic_only_steps=1", "train.epochs=3"]))
+    assert (cfg.critic_only_updates, cfg.total_updates) == (3, 9)
 
 
 def test_placement_gives_each_gpu_a_rank_of_every_role_and_engines_consecutive_gpus(profile):
