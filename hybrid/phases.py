@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from hybrid.data.batches import Lengths, Plan, lengths_of, plan_micro_batches
 from hybrid.data.samples import Sample
 from hybrid.errors import TrainingStopped
-from hybrid.experience import Experience, Forward, needs_old_logprobs, sampler_bound, shard, unshard
+from hybrid.experience import Experience, Forward, sampler_bound, shard, unshard
 from hybrid.rewards import accuracy
 from hybrid.rewards import score as score_by_function
 from hybrid.roles.objective import PolicyObjective, PolicyRow, ValueRow, check_sampler
@@ -72,7 +72,7 @@ def _scores(s: Session, samples: list[Sample]) -> list[float]:
 
 def forward(s: Session, samples: list[Sample]) -> Forward:
     """Log-probs of reference and old policy, and values: only the passes whose results are used."""
-    old = needs_old_logprobs(s.cfg)
+    old = s.cfg.needs_old_logprobs
     if not (old or s.reference or s.critic):
         return Forward()
     plan = plan_rows(s, samples, range(len(samples)))

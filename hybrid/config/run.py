@@ -111,6 +111,12 @@ class RunConfig(Section):
         return self.updates_per_epoch * self.train.epochs
 
     @property
+    def needs_old_logprobs(self) -> bool:
+        """False when the training forward's own log-probs are the old ones: one optimizer step per rollout, no KL in the
+        reward."""
+        return self.updates_per_rollout > 1 or (self.uses_reference and self.algorithm.kl_in == "reward")
+
+    @property
     def total_updates(self) -> int:
         """Optimizer steps of the run: what learning-rate schedules count."""
         return self.updates_per_rollout * self.train.steps

@@ -9,7 +9,7 @@ from hybrid.config import RunConfig, resolve
 from hybrid.data.rollouts import check_recorded
 from hybrid.data.samples import Prompt, Sample
 from hybrid.errors import DataError
-from hybrid.experience import Forward, make_experience, needs_old_logprobs, sampler_bound, update_batches
+from hybrid.experience import Forward, make_experience, sampler_bound, update_batches
 
 
 def config(**sections) -> RunConfig:
@@ -52,11 +52,11 @@ def test_kl_in_the_reward_lowers_returns_and_is_measured():
 
 
 def test_the_old_policy_is_computed_only_where_it_is_used():
-    assert not needs_old_logprobs(config())
-    assert not needs_old_logprobs(config(algorithm={"kl_coef": 0.1, "kl_in": "loss"}))
-    assert needs_old_logprobs(config(algorithm={"kl_coef": 0.1, "kl_in": "reward"}))
-    assert needs_old_logprobs(config(train={"steps": 1, "prompts_per_step": 4, "prompts_per_update": 2}))
-    assert needs_old_logprobs(config(train={"steps": 1, "prompts_per_step": 4, "epochs": 2}))
+    assert not config().needs_old_logprobs
+    assert not config(algorithm={"kl_coef": 0.1, "kl_in": "loss"}).needs_old_logprobs
+    assert config(algorithm={"kl_coef": 0.1, "kl_in": "reward"}).needs_old_logprobs
+    assert config(train={"steps": 1, "prompts_per_step": 4, "prompts_per_update": 2}).needs_old_logprobs
+    assert config(train={"steps": 1, "prompts_per_step": 4, "epochs": 2}).needs_old_logprobs
 
 
 def test_agreement_with_the_sampler_is_reported():
