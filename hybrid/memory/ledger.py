@@ -8,6 +8,11 @@ Every row has `time` (seconds since the epoch), `step` (0 before the first), `ph
 - `transition`: `phase` was entered from `previous`. leave_seconds, come_seconds: wall time of all ranks' leaving and coming, with checks.
 - `phase`: `phase` ended. seconds (without the transition), peaks: list of {role, rank, peak_bytes}, the highest memory of each process
   since the last such row.
+- `plan`: what was predicted, once at the start, phase init. capacity_bytes, policy, phases: list of {phase, tenants, working, overhead,
+  peak_bytes}, the first three bytes by name, transitions: list of {from, to, moves: list of {tenant, kind, bytes, seconds}},
+  seconds_per_step of movement. All per GPU.
+- `growth`: what a process holds after leaving for `phase` rises from step to step. role, rank, node, grown_bytes in `steps` steps,
+  now_bytes.
 - `failed`: the phase or the way into it raised. error: first line of the message.
 
 Bytes of moves are counted in storages, bytes of processes measured by the system; what lies between them is unattributed.
@@ -18,12 +23,13 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from hybrid.memory.tenants import RankMoved, RankPeak, Tenant
+from hybrid.memory.trend import Growth
 
 
 class Ledger:
@@ -66,6 +72,14 @@ class Ledger:
         for peak in peaks:
             self._peaks[peak.role] = max(self._peaks.get(peak.role, 0), peak.peak_bytes)
         self._write("phase", phase, seconds=seconds, peaks=[asdict(peak) for peak in peaks])
+
+    def plan(self, plan: Mapping[str, Any]) -> None:
+        """Record what was predicted and decided; see the fields above."""
+        self._write("plan", "init", **plan)
+
+    def growth(self, growth: Growth) -> None:
+        """Record a residue that rises from step to step."""
+        self._write("growth", **asdict(growth))
 
     def failed(self, phase: str, error: BaseException) -> None:
         """Record that `phase`, or the way into it, raised."""

@@ -19,4 +19,4 @@ def swap_all(tenants: Iterable[Key], movable: Iterable[Key]) -> Residency:
 
 def all_resident(tenants: Iterable[Key]) -> Residency:
     """Nothing leaves."""
-    return {phase: frozenset(tenants) for phase in swap_all(tenants, ())}
+    return dict.fromkeys(PHASES, frozenset(tenants))
