@@ -61,6 +61,8 @@ class RunConfig(Section):
     """File name of the profile without its ending: the first part of a run's name."""
     notes: tuple[str, ...] = Field(default=(), exclude=True)
     """What `resolve` chose and the user should know, one sentence each."""
+    autos: tuple[str, ...] = Field(default=(), exclude=True)
+    """Keys that were `auto`, of resolved configs: what a plan may choose anew."""
 
     @property
     def world_size(self) -> int:
@@ -127,4 +129,6 @@ class RunConfig(Section):
         return self.data.max_prompt_tokens + self.rollout.max_new_tokens
 
 
-SECTIONS = tuple(name for name in RunConfig.model_fields if name not in ("profile_dir", "profile_name", "notes"))
+SECTIONS = tuple(
+    name for name in RunConfig.model_fields if name not in ("profile_dir", "profile_name", "notes", "autos")
+)
