@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from hybrid.memory.probe import PeakSampler, measured_bytes
+from hybrid.memory.probe import PeakSampler, measured_bytes, release_free_memory
 from hybrid.memory.storages import as_tensor
 from hybrid.memory.swap import Part, StorageSwap, come_parts, leave_parts
 from hybrid.memory.tenants import RankMoved, RankPeak
@@ -95,9 +95,12 @@ class ModelWorker(DistributedWorker):
         """Bytes of each part, counted by storages; 0 for what is away."""
         return {part: sum(s.storage.nbytes() for s in found) for part, found in self.model.storages().items()}
 
-    def take_peak(self) -> RankPeak:
-        """The highest memory of this process since the last call."""
-        return RankPeak(self.role, self.rank, self.peak.take())
+    def end_phase(self) -> RankPeak:
+        """Give back what the phase left in caches, which the next one's tenants count on, and tell its peak."""
+        peak = RankPeak(self.role, self.rank, self.peak.take())
+        self.model.drop_caches()
+        release_free_memory(self.device, collect=False)
+        return peak
 
     def measure(self) -> int:
         """Bytes that this process holds now."""
