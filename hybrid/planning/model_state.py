@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from hybrid.planning.shapes import ModelShapes
 
@@ -63,8 +64,8 @@ class Partition:
     share: int
     persistent: int
     bucket: int
-    largest: int
-    """Elements of the largest parameter."""
+    gradients: int
+    """Elements of the parameters that lie in a rank's share, in the fullest rank: those across its ends count whole."""
 
 
 def partition(model: ModelShapes, world: int, stage: int, has_decay: bool) -> Partition:
@@ -73,14 +74,19 @@ def partition(model: ModelShapes, world: int, stage: int, has_decay: bool) -> Pa
 
     bucket = min(LARGEST_BUCKET, -(-model.elements // BUCKET_MULTIPLE) * BUCKET_MULTIPLE)
     if stage == 0:
-        whole = share = model.elements
-    elif stage < 3:
-        padded = [-(-n // (ALIGNMENT * world)) * ALIGNMENT * world for n in _group_sizes(model, has_decay)]
-        whole, share = sum(padded), sum(padded) // world
-    else:
-        whole, share = model.elements, shard_elements(model.sizes, world)
-    persistent = sum(n for n in model.sizes if n <= PERSISTENT_ELEMENTS) if stage == 3 else 0
-    return Partition(stage, whole, share, persistent, bucket, max(model.sizes))
+        return Partition(stage, model.elements, model.elements, 0, bucket, model.elements)
+    if stage == 3:
+        share = shard_elements(model.sizes, world)
+        return Partition(stage, model.elements, share, persistent_elements(model), bucket, share)
+    groups = _groups(model, has_decay)
+    padded = [-(-sum(group) // (ALIGNMENT * world)) * ALIGNMENT * world for group in groups]
+    fullest = max(
+        sum(
+            _overlapping(group, rank * size // world, (rank + 1) * size // world) for group, size in zip(groups, padded)
+        )
+        for rank in range(world)
+    )
+    return Partition(stage, sum(padded), sum(padded) // world, 0, bucket, fullest)
 
 
 def shard_elements(sizes: Sequence[int], world: int) -> int:
@@ -88,22 +94,37 @@ def shard_elements(sizes: Sequence[int], world: int) -> int:
     return sum(-(-n // world) for n in sizes)
 
 
-def _group_sizes(model: ModelShapes, has_decay: bool) -> list[int]:
+def persistent_elements(model: ModelShapes) -> int:
+    return sum(n for n in model.sizes if n <= PERSISTENT_ELEMENTS)
+
+
+def _groups(model: ModelShapes, has_decay: bool) -> list[list[int]]:
+    """Sizes of the parameters of each optimizer group."""
     if not has_decay:
-        return [model.elements]
-    vectors = sum(n for n, (_, shape) in zip(model.sizes, model.parameters, strict=True) if len(shape) < 2)
-    return [n for n in (model.elements - vectors, vectors) if n]
+        return [model.sizes]
+    ranks = [len(shape) for _, shape in model.parameters]
+    groups = [
+        [n for n, rank in zip(model.sizes, ranks, strict=True) if (rank < 2) == is_vector]
+        for is_vector in (False, True)
+    ]
+    return [group for group in groups if group]
+
+
+def _overlapping(sizes: list[int], start: int, end: int) -> int:
+    """Elements of the parameters, laid end to end, that have one between `start` and `end`."""
+    ends = list(accumulate(sizes))
+    return sum(n for n, e in zip(sizes, ends, strict=True) if e > start and e - n < end)
 
 
 def trained_state(model: ModelShapes, world: int, stage: int, element_bytes: int, has_decay: bool) -> ModelState:
     """Bytes that a trained role holds between phases on one GPU, from its second step on (the first makes the moments).
 
     Gradients and their buffers live inside a training phase only, but for ZeRO-3, which keeps a bucket and its share of the gradients.
-    In fp32 the weights are the masters, except in ZeRO-1 and 2, which copy a rank's share all the same.
+    In fp32 at stage 0 the weights are the masters; at the others DeepSpeed copies a rank's share all the same.
     """
     p = partition(model, world, stage, has_decay)
     weights = (p.share + p.persistent if stage == 3 else p.whole) * element_bytes
-    has_masters = element_bytes < 4 or stage in (1, 2)
+    has_masters = element_bytes < 4 or stage > 0
     optimizer = p.share * (MOMENTS_BYTES + (MASTER_BYTES if has_masters else 0))
     gradients = (p.bucket + p.share) * element_bytes if stage == 3 else 0
     return ModelState(weights + model.buffer_bytes, gradients, optimizer)
@@ -113,5 +134,5 @@ def frozen_bytes(model: ModelShapes, world: int, stage: int, element_bytes: int)
     """Bytes of a model that only runs forward: whole, or ZeRO-3's shards and the small parameters that stay whole."""
     elements = model.elements
     if stage == 3:
-        elements = shard_elements(model.sizes, world) + sum(n for n in model.sizes if n <= PERSISTENT_ELEMENTS)
+        elements = shard_elements(model.sizes, world) + persistent_elements(model)
     return elements * element_bytes + model.buffer_bytes

@@ -11,7 +11,6 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import nn
@@ -21,8 +20,10 @@ from torch.utils._pytree import tree_leaves
 
 from hybrid.roles import attention
 
-MOMENTS = ("trunk", "head", "last layer", "other layers", "first layer")
-"""Of a pass, in their order: forward through the layers; whatever follows until its gradient enters the last layer; then backward."""
+BEFORE_GRADIENTS = ("trunk", "head")
+MOMENTS = (*BEFORE_GRADIENTS, "head backward", "last layer", "first layer")
+"""Of a pass, in their order: forward through the layers; what follows, until the first gradient of a parameter exists; from there until
+the gradient enters the last layer; through the layers; through the first layer and the embeddings."""
 
 
 @dataclass
@@ -75,6 +76,8 @@ class _Counter(TorchDispatchMode):
 
     def take_gradient(self, parameter: torch.Tensor) -> None:
         """What becomes of a gradient is the optimizer's affair."""
+        if self.moment == "head":
+            self.enter("head backward")
         self.gradients += parameter.grad.nbytes
         parameter.grad = None
 
