@@ -17,8 +17,10 @@ BLOCK_TOKENS = {"cpu": 128, "cuda": 16}
 """Tokens of a KV-cache block."""
 REPLICATED = ("norm", "mlp.gate.", "router", "block_sparse_moe.gate.")
 """Parameters that every tensor-parallel rank holds whole: norms, and the routers of experts."""
-BATCHED_TOKENS = 16384
-"""Tokens of the pass with which vLLM looks for its largest activations (8192 on smaller GPUs); torch keeps the memory."""
+BATCHED_TOKENS = {"cpu": 4096, "cuda": 16384}
+"""Tokens that vLLM takes in one pass: per tensor-parallel rank on CPU; 8192 on GPUs of less than 70 GiB."""
+SAMPLER_COPIES = 3
+"""Logits, log-softmax and the sampler's sort."""
 CUDA_GRAPH_BYTES = 2**30
 """Stated, not measured: captured graphs and their pool; 0.5 to 3 GiB are reported."""
 
@@ -75,13 +77,27 @@ def kv_cache(config: Any, tp: int, element_bytes: int, device: str, available: i
     )
 
 
+def graph_bytes(enforce_eager: bool) -> int:
+    return 0 if enforce_eager else CUDA_GRAPH_BYTES
+
+
 def profiling_bytes(config: Any, tp: int, element_bytes: int, max_num_seqs: int) -> int:
-    """CUDA: what the engine's first pass leaves in torch's allocator: the widest activations of `BATCHED_TOKENS` tokens (hidden states,
-    residual, and both halves of the MLP), and fp32 logits of every sequence with the sampler's copies."""
+    """CUDA: what the engine's first pass leaves in torch's allocator, for good."""
+    parts = _pass_parts(config, tp, element_bytes, max_num_seqs, BATCHED_TOKENS["cuda"])
+    return sum(parts.values())
+
+
+def sampling_bytes(config: Any, tp: int, element_bytes: int, sequences: int, tokens: int) -> dict[str, int]:
+    """CPU: the widest pass over `tokens` tokens of `sequences` sequences, cut to what vLLM takes at a time."""
+    return _pass_parts(config, tp, element_bytes, sequences, min(tokens, BATCHED_TOKENS["cpu"] * tp))
+
+
+def _pass_parts(config: Any, tp: int, element_bytes: int, sequences: int, tokens: int) -> dict[str, int]:
+    """Hidden states, residual and both halves of the MLP of every token; fp32 logits of every sequence with the sampler's copies."""
     text = config.get_text_config()
     inner = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
-    activations = BATCHED_TOKENS * (4 * text.hidden_size + 3 * inner // tp) * element_bytes
-    return activations + 3 * max_num_seqs * text.vocab_size * 4
+    activations = tokens * (4 * text.hidden_size + 3 * inner // tp) * element_bytes
+    return {"engine activations": activations, "sampler": SAMPLER_COPIES * sequences * text.vocab_size * 4}
 
 
 def largest_layer_bytes(model: ModelShapes, tp: int, element_bytes: int) -> int:

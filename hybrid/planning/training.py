@@ -14,6 +14,8 @@ LIVE_ELEMENTS = 1_000_000_000
 """ZeRO-3 keeps gathered parameters that are used again within so many elements (`stage3_max_live_parameters`, `_max_reuse_distance`)."""
 PREFETCH_ELEMENTS = 50_000_000
 """ZeRO-3 gathers so many elements ahead of use, into a flat buffer (`stage3_prefetch_bucket_size`)."""
+SUB_GROUP_ELEMENTS = 1_000_000_000
+"""ZeRO-3 steps so many elements of a rank at a time (`sub_group_size`)."""
 ALL_REDUCE_ELEMENTS = 500_000_000
 """Stage 0 averages gradients in flat copies of at most so many elements."""
 
@@ -81,8 +83,7 @@ def _kept(p: Partition, e: int, moment: str, micro_batches: int) -> int:
 def _without_activations(p: Partition, e: int, micro_batches: int) -> list[Parts]:
     """Moments after the last pass: gradients are reduced, then stepped."""
     share, mine, bucket = p.share * e, p.gradients * e, p.bucket * e
-    fp32 = p.share * MASTER_BYTES if e < MASTER_BYTES else 0
-    """In fp32 a cast copies nothing."""
+    fp32 = p.share * MASTER_BYTES if e < MASTER_BYTES else 0  # in fp32 a cast copies nothing
     if p.stage == 0:
         copies = min(p.whole, ALL_REDUCE_ELEMENTS) * e
         return [{"gradients": p.whole * e, "reduction": copies}, {"gradients": p.whole * e, "optimizer step": fp32}]
@@ -96,5 +97,5 @@ def _without_activations(p: Partition, e: int, micro_batches: int) -> list[Parts
         earlier = mine if micro_batches > 1 else 0
         reduction = [{"gradients": earlier + mine, "reduction": bucket + min(share, bucket)}]
     else:
-        return [{"optimizer step": share + fp32}]
+        return [{"optimizer step": (share + fp32) * min(p.share, SUB_GROUP_ELEMENTS) // p.share}]
     return [*reduction, {"gradients": mine, "optimizer step": share + fp32}]
