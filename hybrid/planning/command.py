@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from hybrid.config import load_run, resolve
-from hybrid.planning.gpus import default_speeds, find_gpu
+from hybrid.planning.known_gpus import find_gpu
 from hybrid.planning.machine import predictor
 from hybrid.planning.plan import choose
 from hybrid.planning.rows import as_json
@@ -31,8 +31,7 @@ def plan_command(
 ) -> int:
     """Print the plan of a profile; 0 when it fits, 2 when not. Raises `ConfigError` as `load_run` and where sizes are not known."""
     cfg = resolve(load_run(profile, [*overrides, *_machine(gpu, nodes, gpus_per_node)]))
-    predict = predictor(cfg)
-    speeds = default_speeds(cfg, find_gpu(gpu) if gpu else None)
+    predict, speeds = predictor(cfg, gpu)
     plan = choose(cfg, predict, speeds)
     found = [] if plan.fits else suggestions(plan, predict, speeds)
     if json_wanted:

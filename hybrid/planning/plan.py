@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from hybrid.config import RunConfig
-from hybrid.config.resolve import kv_bytes
+from hybrid.config.resolve import TIER_SHARES, kv_bytes
 from hybrid.errors import ConfigError
 from hybrid.memory.residency import Residency, all_resident, swap_all
 from hybrid.planning.footprint import Limits, Speeds, peak, seconds_per_step, tier_bytes
@@ -19,6 +19,8 @@ Predict = Callable[[RunConfig], Prediction]
 
 WORTH = 0.1
 """A smaller KV cache or micro-batch must save this share of the seconds of movement: moving is sure, what larger ones save is not known."""
+RAY_SHARE = 0.95
+"""Of a node's memory; above it Ray's memory monitor kills workers (`RAY_memory_usage_threshold`)."""
 MIB = 2**20
 
 
@@ -65,13 +67,23 @@ def make_plan(cfg: RunConfig, predict: Predict, speeds: Speeds) -> Plan:
     keys = [t.key for t in prediction.tenants]
     movable = [t.key for t in prediction.tenants if t.movable]
     way = walk(cfg, keys)
-    limits = Limits(cfg.memory.device_bytes, None if cfg.memory.tier_bytes == "auto" else cfg.memory.tier_bytes)
+    limits = Limits(cfg.memory.device_bytes, _room(cfg, prediction))
     plan = Plan(cfg, prediction, way, limits, speeds, swap_all(keys, movable), ())
     if cfg.memory.policy == "resident":
         plan = replace(plan, residency=all_resident(keys))
     if cfg.memory.policy == "auto":
         plan = replace(plan, residency=cheapest_schedule(prediction, way, limits, speeds) or plan.residency)
     return replace(plan, shortages=tuple(_shortages(plan)))
+
+
+def _room(cfg: RunConfig, prediction: Prediction) -> int | None:
+    """Bytes per node for what leaves. Pinned memory that was not given leaves room for the processes, below where Ray begins to kill."""
+    room = cfg.memory.tier_bytes
+    if room == "auto":
+        return None
+    if cfg.memory.tier == "pinned" and "memory.tier_bytes" in cfg.autos:
+        room = min(room, int(RAY_SHARE * room / TIER_SHARES["pinned"]) - sum(prediction.host.values()))
+    return max(0, room)
 
 
 def _shortages(plan: Plan) -> list[Shortage]:
@@ -93,24 +105,6 @@ def _shortages(plan: Plan) -> list[Shortage]:
 def _order(plan: Plan) -> Callable[[str], int]:
     names = [use.phase for use in plan.prediction.phases]
     return lambda phase: names.index(phase) if phase in names else len(names)
-
-
-def remembering(predict: Predict) -> Predict:
-    """`predict`, asked once for configs that differ in the KV cache, the policy and capacities only."""
-    known: dict[str, Prediction] = {}
-
-    def remembered(cfg: RunConfig) -> Prediction:
-        rollout = cfg.rollout.model_copy(update={"kv_cache": 1})
-        memory = cfg.memory.model_copy(update={"policy": "auto", "tier_bytes": 1, "device_bytes": 1})
-        key = cfg.model_copy(update={"rollout": rollout, "memory": memory}).model_dump_json()
-        if key not in known:
-            known[key] = predict(cfg)
-        tenants = known[key].tenants
-        size = cfg.rollout.kv_cache
-        tenants = tuple(replace(t, device_bytes=size) if t.key == ("rollout", "kv_cache") else t for t in tenants)
-        return replace(known[key], tenants=tenants)
-
-    return remembered
 
 
 def choose(cfg: RunConfig, predict: Predict, speeds: Speeds) -> Plan:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from hybrid.config import RunConfig
 from hybrid.errors import ConfigError
-from hybrid.planning.gpus import default_speeds
 from hybrid.planning.machine import predictor
 from hybrid.planning.plan import Plan, choose
 from hybrid.planning.show import shortage_lines, suggestion_lines
@@ -16,7 +15,7 @@ def plan_run(cfg: RunConfig) -> Plan:
 
     Raises `ConfigError` when it does not fit: which phase is short by how much, and single changes that would fit.
     """
-    predict, speeds = predictor(cfg), default_speeds(cfg)
+    predict, speeds = predictor(cfg)
     plan = choose(cfg, predict, speeds)
     if plan.fits:
         return plan

@@ -6,18 +6,20 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from hybrid.planning.footprint import tier_bytes
+from hybrid.planning.footprint import Move, tier_bytes
 from hybrid.planning.plan import Plan
 from hybrid.planning.rows import host_rows, never_moving, optimizer_places, phase_rows, transition_rows
 from hybrid.planning.suggest import Suggestion
+
+NO_BREAK = "\u00a0"
 
 
 def human(nbytes: float) -> str:
     """Bytes in the largest binary unit of which there is one: 1536 MiB -> "1.5 GiB"."""
     for unit, size in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if abs(nbytes) >= size:
-            return f"{nbytes / size:.3g} {unit}" if abs(nbytes) < 1000 * size else f"{nbytes / size:.0f} {unit}"
-    return f"{nbytes:.0f} B"
+            return f"{nbytes / size:{'.3g' if abs(nbytes) < 1000 * size else '.0f'}}{NO_BREAK}{unit}"
+    return f"{nbytes:.0f}{NO_BREAK}B"
 
 
 def show(plan: Plan, console: Console) -> None:
@@ -68,10 +70,10 @@ def _phases(plan: Plan) -> Table:
     """Phases across; tenants, working sets and overhead down."""
     rows = phase_rows(plan)
     table = Table(title="On each GPU, at the fullest moment of each phase", title_justify="left")
-    table.add_column("")
+    table.add_column("", no_wrap=True)
     for row in rows:
-        table.add_column(row.phase, justify="right", no_wrap=True)
-    tenants = ["/".join(t.key) for t in plan.prediction.tenants]
+        table.add_column(row.phase, justify="right")
+    tenants = ["/".join(t.key) for t in plan.prediction.tenants if t.device_bytes]
     working = list(dict.fromkeys(name for row in rows for name in row.working))
     overhead = list(plan.prediction.overhead)
     for names, part in ((tenants, "tenants"), (working, "working"), (overhead, "overhead")):
@@ -79,7 +81,7 @@ def _phases(plan: Plan) -> Table:
             sizes = [getattr(row, part).get(name, 0) for row in rows]
             table.add_row(name, *(human(size) if size else "-" for size in sizes), end_section=name == names[-1])
     table.add_row("peak", *(human(row.peak_bytes) for row in rows), style="bold")
-    table.add_row("  because of", *(row.cause.replace(": ", ":\n") for row in rows), style="dim")
+    table.add_row("largest part", *(row.cause.replace(": ", ":\n").replace("/", "/\n") for row in rows), style="dim")
     free = [plan.limits.device_bytes - row.peak_bytes for row in rows]
     table.add_row("headroom", *(Text(human(size), style="red" if size < 0 else "green") for size in free))
     return table
@@ -91,16 +93,18 @@ def _transitions(plan: Plan) -> Table:
         table.add_column(name)
     for name in ("bytes", "seconds"):
         table.add_column(name, justify="right", no_wrap=True)
+    sizes = {t.key: t.device_bytes for t in plan.prediction.tenants}
     for row in transition_rows(plan):
-        names = {kind: [_move(m) for m in row.moves if m.kind == kind] for kind in ("leave", "come")}
+        filled = [move for move in row.moves if sizes[move.key]]
+        names = {kind: [_move(m) for m in filled if m.kind == kind] for kind in ("leave", "come")}
         times = f"{row.times:.0f} x" if row.times >= 1 else "start, end"
         cells = ["\n".join(names[kind]) or "-" for kind in ("leave", "come")]
         table.add_row(row.previous, row.phase, times, *cells, human(row.nbytes), f"{row.seconds:.2f}")
     return table
 
 
-def _move(move) -> str:
-    return "/".join(move.key) + (f" {human(move.nbytes)}" if move.nbytes else " (free)")
+def _move(move: Move) -> str:
+    return "/".join(move.key) + (f" {human(move.nbytes)}" if move.nbytes else ", nothing copied")
 
 
 def _host(plan: Plan) -> Table:
