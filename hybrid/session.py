@@ -287,9 +287,9 @@ def _load_arguments(cfg: RunConfig, role: str) -> tuple:
     )
     if role == "reference":
         return options, section.zero_stage
-    return options, ZeroOptions(
-        section.zero_stage, dtype, section.betas, section.eps, section.weight_decay, section.max_grad_norm
-    )
+    adamw = section.betas, section.eps, section.weight_decay
+    on_cpu = section.optimizer == "cpu"
+    return options, ZeroOptions(section.zero_stage, dtype, *adamw, section.max_grad_norm, on_cpu)
 
 
 def _source(cfg: RunConfig, path: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 from hybrid.config import machine
 from hybrid.config.paths import model_source, resolve_path
 from hybrid.config.run import SECTIONS, RunConfig
-from hybrid.config.sections import Critic, Reference
+from hybrid.config.sections import Critic, Reference, TrainedRole
 
 LOGICAL_GPUS = 2
 """GPUs per node that a machine without GPUs stands in for."""
@@ -29,9 +29,9 @@ def resolve(cfg: RunConfig, run_dir: Path | None = None) -> RunConfig:
 
     `run_dir` becomes logging.runs_dir and logging.name; None: the folder that a run started now would get. What could
     not be had is left: 0 GPUs for the rules to report; `memory.device_bytes` and `tier_bytes`, and with them perhaps
-    `rollout.kv_cache`, at auto for GPUs that are not here, which happens in dry runs and plans only. `rollout.kv_cache` and
-    `train.micro_batch_tokens` are the most that is of use: `hybrid.planning` may lower them. `notes` says what the user
-    should know, `autos` which keys were auto.
+    `rollout.kv_cache`, at auto for GPUs that are not here, which happens in dry runs and plans only. `rollout.kv_cache`
+    and `train.micro_batch_tokens` are the most that is of use and optimizers are on the device: `hybrid.planning` may
+    choose anew. `notes` says what the user should know, `autos` which keys were auto.
     """
     autos = tuple(dict.fromkeys((*cfg.autos, *auto_keys(cfg))))
     run_dir = run_dir or default_run_dir(cfg)
@@ -42,6 +42,9 @@ def resolve(cfg: RunConfig, run_dir: Path | None = None) -> RunConfig:
         critic = cfg.critic or Critic()
         path = model_source(cfg, critic.path) if critic.path else cfg.model.path
         cfg = cfg.model_copy(update={"critic": critic.model_copy(update={"path": path})})
+        autos = tuple(dict.fromkeys((*autos, *auto_keys(cfg))))
+        cfg = _update(cfg, critic={"optimizer": _optimizer(cfg.critic)})
+    cfg = _update(cfg, actor={"optimizer": _optimizer(cfg.actor)})
     if cfg.uses_reference:
         reference = cfg.reference or Reference()
         path = model_source(cfg, reference.path) if reference.path else cfg.model.path
@@ -128,6 +131,10 @@ def _micro_batch_tokens(cfg: RunConfig) -> int:
     sequences = -(-cfg.train.prompts_per_update * cfg.rollout.samples_per_prompt // max(1, cfg.world_size))
     useful = min(MICRO_BATCH_TOKENS[cfg.cluster.device], sequences * cfg.max_sequence_tokens)
     return max(useful, cfg.max_sequence_tokens)
+
+
+def _optimizer(role: TrainedRole) -> str:
+    return "device" if role.optimizer == "auto" else role.optimizer
 
 
 def _reward(cfg: RunConfig) -> dict[str, Any]:

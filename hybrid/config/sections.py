@@ -81,6 +81,9 @@ class TrainedRole(Section):
     """AdamW's weight decay."""
     max_grad_norm: PositiveFloat = 1.0
     """Gradients are clipped to this norm over all parameters."""
+    optimizer: Literal["auto", "device", "cpu"] = "auto"
+    """Where fp32 masters and moments live and are stepped: on the GPU, or in host memory by AdamW on the CPU, which is
+    slower (cuda, zero_stage 1 to 3). `auto`: device; cpu where the run fits in no other way."""
 
 
 class Actor(TrainedRole):

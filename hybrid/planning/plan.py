@@ -10,6 +10,7 @@ from hybrid.config.resolve import TIER_SHARES, kv_bytes
 from hybrid.errors import ConfigError
 from hybrid.memory.residency import Residency, all_resident, swap_all
 from hybrid.planning.footprint import Limits, Speeds, peak, seconds_per_step, tier_bytes
+from hybrid.planning.offload import offloading, with_host_optimizers
 from hybrid.planning.prediction import Prediction
 from hybrid.planning.residency import cheapest_schedule, least_tier_bytes
 from hybrid.planning.walk import Walk, walk
@@ -26,7 +27,7 @@ MIB = 2**20
 
 @dataclass(frozen=True)
 class Shortage:
-    """`where` ("train_actor", "loading the actor", "slow tier") lacks `nbytes`; `per` is "GPU" or "node"."""
+    """`where` ("train_actor", "loading the actor", "host memory") lacks `nbytes`; `per` is "GPU" or "node"."""
 
     where: str
     nbytes: int
@@ -63,7 +64,7 @@ def make_plan(cfg: RunConfig, predict: Predict, speeds: Speeds) -> Plan:
             "memory.device_bytes is auto and no GPU is here to ask. Give --gpu (a name such as H100-80GB, or bytes), or set "
             "memory.device_bytes."
         )
-    prediction = predict(cfg)
+    prediction = with_host_optimizers(predict(cfg), cfg)
     keys = [t.key for t in prediction.tenants]
     movable = [t.key for t in prediction.tenants if t.movable]
     way = walk(cfg, keys)
@@ -83,7 +84,7 @@ def _room(cfg: RunConfig, prediction: Prediction) -> int | None:
         return None
     if cfg.memory.tier == "pinned" and "memory.tier_bytes" in cfg.autos:
         room = min(room, int(RAY_SHARE * room / TIER_SHARES["pinned"]) - sum(prediction.host.values()))
-    return max(0, room)
+    return room
 
 
 def _shortages(plan: Plan) -> list[Shortage]:
@@ -99,7 +100,7 @@ def _shortages(plan: Plan) -> list[Shortage]:
     least = tier_bytes(plan.prediction, plan.residency)
     if plan.cfg.memory.policy == "auto":
         least = least_tier_bytes(plan.prediction, plan.walk, plan.limits) or least
-    return [Shortage("slow tier", least - room, "node")]
+    return [Shortage("host memory" if plan.cfg.memory.tier == "pinned" else "the swap disk", least - room, "node")]
 
 
 def _order(plan: Plan) -> Callable[[str], int]:
@@ -108,13 +109,22 @@ def _order(plan: Plan) -> Callable[[str], int]:
 
 
 def choose(cfg: RunConfig, predict: Predict, speeds: Speeds) -> Plan:
-    """The plan of a resolved config, in which a KV cache and a micro-batch that were auto are lowered where it pays.
+    """The plan of a resolved config, in which what was auto is lowered where it pays.
 
-    As large as useful comes first. Where that neither fits nor comes within WORTH of the least movement, first the KV cache is lowered,
-    with the smallest micro-batch: in eighths, to no less than half for the sake of movement, because half the sequences at a time may
-    double the time of generating; further, down to one sequence, only to fit. Then the largest micro-batch is taken with which movement
-    stays within WORTH of what that gave. When nothing fits, the plan is that of the smallest of both.
+    KV cache and micro-batch: as large as useful comes first. Where that neither fits nor comes within WORTH of the least movement, first
+    the KV cache is lowered, with the smallest micro-batch: in eighths, to no less than half for the sake of movement, because half the
+    sequences at a time may double the time of generating; further, down to one sequence, only to fit. Then the largest micro-batch is
+    taken with which movement stays within WORTH of what that gave. Optimizers go to the CPU only where nothing else fits, as few as do:
+    how long a CPU steps is not planned. When nothing fits, the plan is that of the smallest KV cache and micro-batch.
     """
+    plan = _choose_sizes(cfg, predict, speeds)
+    if plan.fits:
+        return plan
+    others = (_choose_sizes(each, predict, speeds) for each in offloading(cfg))
+    return next((other for other in others if other.fits), plan)
+
+
+def _choose_sizes(cfg: RunConfig, predict: Predict, speeds: Speeds) -> Plan:
     plan = make_plan(cfg, predict, speeds)
     caches, budgets = _kv_choices(cfg), _budget_choices(cfg)
     if len(caches) * len(budgets) == 1 or (plan.fits and plan.seconds_per_step == 0):

@@ -64,7 +64,7 @@ class _Program:
         self._keep_rules()
         self._fit_device(limits.device_bytes)
         if limits.tier_bytes is not None:
-            unit = limits.tier_bytes // UNITS + 1
+            unit = max(1, limits.tier_bytes // UNITS + 1)
             self.rows.append((self.tier(unit), limits.tier_bytes // unit))
 
     def x(self, tenant: int, phase: str) -> int:

@@ -11,7 +11,7 @@ from hybrid.planning.plan import Plan
 
 @dataclass(frozen=True)
 class PhaseRow:
-    """A phase at its fullest. `cause`: what is happening then, and the largest thing that is there."""
+    """A phase at its fullest. `cause`: what is happening then, and the largest tenant or working set."""
 
     phase: str
     tenants: dict[str, int]
@@ -48,10 +48,12 @@ def phase_rows(plan: Plan) -> list[PhaseRow]:
         there = moment.keys(plan.residency)
         tenants = {"/".join(t.key): t.device_bytes for t in plan.prediction.tenants if t.key in there}
         overhead = dict(plan.prediction.overhead)
-        parts = tenants | use.parts | overhead
-        largest = max(parts, key=parts.__getitem__, default="nothing")
+        parts = tenants | use.parts
+        largest = max(parts, key=parts.__getitem__, default="overhead")
         cause = largest if moment.what == use.phase or at != use.phase else f"{moment.what}: {largest}"
-        rows.append(PhaseRow(use.phase, tenants, dict(use.parts), overhead, sum(parts.values()), cause))
+        rows.append(
+            PhaseRow(use.phase, tenants, dict(use.parts), overhead, sum(parts.values()) + sum(overhead.values()), cause)
+        )
     return rows
 
 
@@ -89,10 +91,11 @@ def never_moving(plan: Plan) -> list[str]:
 
 
 def optimizer_places(plan: Plan) -> dict[str, str]:
-    """By role: whether optimizer state is "resident" or "swapped"."""
+    """By role: whether optimizer state is "resident", "swapped", or on the "cpu"."""
     stays = frozenset.intersection(*plan.residency.values())
     keys = [t.key for t in plan.prediction.tenants if t.part == "optimizer"]
-    return {key[0]: "resident" if key in stays else "swapped" for key in keys}
+    places = {key[0]: "resident" if key in stays else "swapped" for key in keys}
+    return places | {role: "cpu" for role in ("actor", "critic") if role in plan.cfg.roles and role not in places}
 
 
 def ledger_row(plan: Plan) -> dict[str, Any]:

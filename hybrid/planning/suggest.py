@@ -60,6 +60,8 @@ def _ladders(cfg: RunConfig) -> Iterator[Iterator[Values]]:
     for role in ("actor", "critic"):
         if role in cfg.roles:
             yield ({f"{role}.zero_stage": stage} for stage in range(getattr(cfg, role).zero_stage + 1, 4))
+            if getattr(cfg, role).optimizer == "device":
+                yield [{f"{role}.optimizer": "cpu"}]
     if cfg.uses_reference and cfg.reference.zero_stage == 0:
         yield [{"reference.zero_stage": 3}]
     if not cfg.model.gradient_checkpointing:

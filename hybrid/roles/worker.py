@@ -92,8 +92,11 @@ class ModelWorker(DistributedWorker):
         return self.count()
 
     def count(self) -> dict[str, int]:
-        """Bytes of each part, counted by storages; 0 for what is away."""
-        return {part: sum(s.storage.nbytes() for s in found) for part, found in self.model.storages().items()}
+        """Bytes of each part on the device, counted by storages; 0 for what is away."""
+        return {
+            part: sum(s.storage.nbytes() for s in found if s.storage.device.type == self.device.type)
+            for part, found in self.model.storages().items()
+        }
 
     def end_phase(self) -> RankPeak:
         """Give back what the phase left in caches, which the next one's tenants count on, and tell its peak."""

@@ -19,6 +19,7 @@ SPEEDS = Speeds(100 * MIB, 100 * MIB)
 PROFILE = {
     "cluster": {"device": "cuda", "gpus_per_node": 2},
     "model": {"path": "model"},
+    "actor": {"optimizer": "device"},
     "rollout": {"samples_per_prompt": 4, "max_new_tokens": 64},
     "reward": {"function": "math_verify"},
     "train": {"steps": 10, "prompts_per_step": 64},
@@ -137,7 +138,18 @@ def test_a_tier_that_is_too_small_is_named(config):
     plan = choose(
         config("memory.device_bytes=600MiB", "memory.tier_bytes=100MiB", "rollout.kv_cache=300MiB"), predict, SPEEDS
     )
-    assert [(s.where, s.nbytes // MIB, s.per) for s in plan.shortages] == [("slow tier", 500, "node")]
+    assert [(s.where, s.nbytes // MIB, s.per) for s in plan.shortages] == [("host memory", 500, "node")]
+
+
+def test_the_optimizer_goes_to_the_cpu_only_where_nothing_else_fits(config):
+    tight = "memory.device_bytes=400MiB"
+    plan = choose(config(tight, "actor.optimizer=auto"), predict, SPEEDS)
+    assert plan.fits and plan.cfg.actor.optimizer == "cpu" and as_json(plan)["optimizer"] == {"actor": "cpu"}
+    assert plan.prediction.host["actor/optimizer on the CPU"] == 2 * 2 * 300 * MIB
+    assert choose(config("actor.optimizer=auto"), predict, SPEEDS).cfg.actor.optimizer == "device"
+    given = choose(config(tight), predict, SPEEDS)
+    assert not given.fits
+    assert ("actor.optimizer=cpu",) in [s.overrides for s in suggestions(given, predict, SPEEDS)]
 
 
 def test_forced_policies_are_planned_as_forced(config):
