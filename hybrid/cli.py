@@ -26,6 +26,15 @@ EXAMPLES = """[bold]Examples[/bold]
   hybrid train profiles/cpu_ppo.yaml algorithm.advantage=rloo critic=null 'rollout.stop=["\\n\\n"]'
 """
 
+PLAN_EXAMPLES = """[bold]Examples[/bold]
+
+  hybrid plan profiles/quickstart.yaml
+
+  hybrid plan profiles/1x8_7b_grpo.yaml --gpu H100-80GB
+
+  hybrid plan profiles/1x8_7b_grpo.yaml actor.zero_stage=3 --gpu A100-40GB --nodes 2 --gpus-per-node 8 --json
+"""
+
 
 def _sections_help() -> str:
     """Every section with its keys, for the help: blank lines between, as typer joins lines that follow each other."""
@@ -97,6 +106,32 @@ def train(
         from hybrid.trainer import train as run_training
 
         run_training(cfg, run_dir)
+
+
+@app.command(epilog=PLAN_EXAMPLES)
+def plan(
+    profile: Annotated[Path, typer.Argument(help="A YAML file; profiles/ has some to start from.", show_default=False)],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[SECTION.KEY=VALUE]...", help="Laid over the profile. Values are YAML.", show_default=False
+        ),
+    ] = None,
+    gpu: Annotated[str | None, typer.Option(help="Plan for this GPU: a name (H100-80GB) or its bytes (80GiB).")] = None,
+    nodes: Annotated[int | None, typer.Option(help="Plan for this many nodes.")] = None,
+    gpus_per_node: Annotated[int | None, typer.Option(help="Plan for this many GPUs on each node.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON, sizes in bytes.")] = False,
+) -> None:
+    """Say what each phase of PROFILE will hold on each GPU, what moves between phases, and whether it fits. Needs no GPU, loads no weights.
+
+    Ends with 0 when it fits, with 2 when not or for a mistake in the profile.
+    """
+    with _errors_for_people():
+        from hybrid.planning.command import plan_command
+
+        machine = {"gpu": gpu, "nodes": nodes, "gpus_per_node": gpus_per_node}
+        code = plan_command(profile, overrides or [], json_wanted=json, **machine)
+    raise typer.Exit(code)
 
 
 @app.command()

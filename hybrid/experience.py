@@ -36,11 +36,6 @@ class Experience:
     metrics: dict[str, float | None]
 
 
-def needs_old_logprobs(cfg: RunConfig) -> bool:
-    """False when the training forward's own log-probs are the old ones: one optimizer step per rollout, no KL in the reward."""
-    return cfg.updates_per_rollout > 1 or (cfg.uses_reference and cfg.algorithm.kl_in == "reward")
-
-
 def sampler_bound(cfg: RunConfig) -> float | None:
     """How far trainer and sampler may differ, or None where they must: recorded rollouts come from other weights as soon as a setting
     changes, and top_p, top_k or min_p renormalise the sampler's log-probs over the tokens they keep.

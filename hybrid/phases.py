@@ -10,15 +10,7 @@ from hybrid.algorithms.kl import adaptive_kl
 from hybrid.data.batches import Lengths, Plan, lengths_of, plan_micro_batches
 from hybrid.data.samples import Sample
 from hybrid.errors import TrainingStopped
-from hybrid.experience import (
-    Experience,
-    Forward,
-    kl_beyond_bound,
-    needs_old_logprobs,
-    sampler_bound,
-    shard,
-    unshard,
-)
+from hybrid.experience import Experience, Forward, kl_beyond_bound, sampler_bound, shard, unshard
 from hybrid.rewards import accuracy, shape, weighted_sum
 from hybrid.rewards import score as score_by_function
 from hybrid.roles.objective import PolicyObjective, PolicyRow, ValueRow, check_sampler
@@ -83,7 +75,7 @@ def _scores(s: Session, samples: list[Sample]) -> list[float]:
 
 def forward(s: Session, samples: list[Sample]) -> Forward:
     """Log-probs of reference and old policy, and values: only the passes whose results are used."""
-    old = needs_old_logprobs(s.cfg)
+    old = s.cfg.needs_old_logprobs
     if not (old or s.reference or s.critic):
         return Forward()
     plan = plan_rows(s, samples, range(len(samples)))

@@ -1,6 +1,6 @@
 """Everything a run holds: the pool, its groups and engines, the scheduler, data, rewards and records.
 
-`open_session` starts it in the order that keeps the device free: engines first, put to sleep at once; then one role after another, each
+`open_session` plans what will be where, then starts everything: engines first, then one role after another, of each what does not stay
 leaving before the next loads. Processes start, and import, all together.
 """
 
@@ -15,14 +15,18 @@ from pathlib import Path
 import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from hybrid.config import RunConfig, model_source
+from hybrid.config import RunConfig, dump, model_source
 from hybrid.data.prompts import PromptSource, load_eval, load_prompts
 from hybrid.data.rollouts import RolloutRecorder, check_recorded, load_rollouts
 from hybrid.data.samples import Prompt, Sample
 from hybrid.errors import DataError
+from hybrid.files import write_atomic
 from hybrid.memory.ledger import Ledger
 from hybrid.memory.scheduler import MemoryScheduler
 from hybrid.memory.tenants import RankPeak
+from hybrid.planning.plan import Plan
+from hybrid.planning.rows import ledger_row
+from hybrid.planning.run import plan_run
 from hybrid.pool import Pool, open_pool
 from hybrid.reporting import Reporter
 from hybrid.rewards import RewardFunction, load_extra_rewards, load_rewards
@@ -138,6 +142,11 @@ def open_session(cfg: RunConfig, run_dir: Path) -> Iterator[Session]:
         report = stack.enter_context(Reporter(cfg, run_dir))
         ledger = Ledger(run_dir / "memory.jsonl")
         stack.callback(ledger.close)
+        report.stage("planning memory")
+        plan = plan_run(cfg)
+        cfg = plan.cfg
+        write_atomic(run_dir / "profile.yaml", dump(cfg))
+        ledger.plan(ledger_row(plan))
         tokenizer = AutoTokenizer.from_pretrained(
             _source(cfg, cfg.model.path), trust_remote_code=cfg.model.trust_remote_code
         )
@@ -168,7 +177,7 @@ def open_session(cfg: RunConfig, run_dir: Path) -> Iterator[Session]:
         report.cluster_is_up(pool.dashboard_url)
         groups = {role: _spawn(cfg, run_dir, pool, role) for role in cfg.roles}
         engines = _engine_group(cfg, pool) if cfg.uses_engines else None
-        scheduler = _scheduler(cfg, ledger, groups, engines)
+        scheduler = _scheduler(plan, ledger, report, groups, engines)
         _load_all(cfg, report, scheduler, groups, engines)
         ledger.phase("init", time.perf_counter() - started, scheduler.peaks())
         yield Session(
@@ -239,22 +248,25 @@ def _engine_group(cfg: RunConfig, pool: Pool) -> EngineGroup:
 
 
 def _scheduler(
-    cfg: RunConfig, ledger: Ledger, groups: dict[str, RoleGroup], engines: EngineGroup | None
+    plan: Plan, ledger: Ledger, report: Reporter, groups: dict[str, RoleGroup], engines: EngineGroup | None
 ) -> MemoryScheduler:
+    cfg = plan.cfg
+
     def peaks() -> list[RankPeak]:
         timeout = cfg.memory.barrier_timeout_s
-        of_roles = [peak for group in groups.values() for peak in group.call("take_peak")]
+        of_roles = [peak for group in groups.values() for peak in group.call("end_phase")]
         return of_roles + (engines.peaks(timeout) if engines else [])
 
     return MemoryScheduler(
         {},
-        policy=cfg.memory.policy,
+        residency=plan.residency,
         ledger=ledger,
         device=cfg.cluster.device,
         residue_tolerance=cfg.memory.residue_tolerance,
         residue_slack=cfg.memory.residue_slack,
         barrier_timeout_s=cfg.memory.barrier_timeout_s,
         peaks=peaks,
+        warn=report.warn,
     )
 
 
@@ -293,9 +305,9 @@ def _load_arguments(cfg: RunConfig, role: str) -> tuple:
     )
     if role == "reference":
         return options, section.zero_stage
-    return options, ZeroOptions(
-        section.zero_stage, dtype, section.betas, section.eps, section.weight_decay, section.max_grad_norm
-    )
+    adamw = section.betas, section.eps, section.weight_decay
+    on_cpu = section.optimizer == "cpu"
+    return options, ZeroOptions(section.zero_stage, dtype, *adamw, section.max_grad_norm, on_cpu)
 
 
 def _source(cfg: RunConfig, path: str) -> str:

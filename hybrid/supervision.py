@@ -7,23 +7,24 @@ pinged meanwhile: a dead one ends the wait.
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from hybrid.errors import DeadlineExceeded, HybridError, WorkerDied, WorkerFailed
+from hybrid.stacks import stacks_here
 
 PING_EVERY_S = 5.0
 GRACE_FOR_DEATH_S = 5.0
 """A rank whose peer died often fails first, in a collective: wait this long for the true cause to show."""
 LOG_TAIL_LINES = 20
+NODE_TIMEOUT_S = 45.0
+"""Seconds that another node may take to show what its silent processes do."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,28 +133,39 @@ def _tail(path: Path) -> str:
 
 def _silence(calls: list[Call], what: str, timeout_s: float) -> str:
     lines = [f"{what}: no answer within {timeout_s:.0f} s from"]
-    for call in calls:
-        lines += [f"  {call.worker}, in `{call.method}`", _stack(call.worker)]
-    return "\n".join([*lines, "If the work is simply long, raise cluster.call_timeout_s."])
+    for call, stack in zip(calls, _stacks([c.worker for c in calls]), strict=True):
+        lines += [f"  {call.worker}, in `{call.method}`", *(f"    {line}" for line in stack.splitlines())]
+    limit = "memory.barrier_timeout_s" if _is_move(calls) else "cluster.call_timeout_s"
+    return "\n".join([*lines, f"If the work is simply long, raise {limit}."])
 
 
-def _stack(worker: Worker) -> str:
-    """Python stacks of the worker's process where py-spy can see it (this machine), else where to look."""
-    pid = _pid(worker)
-    tool = shutil.which("py-spy") or shutil.which("py-spy", path=str(Path(sys.executable).parent))
-    if pid is None or tool is None:
-        return f"    its output: {worker.log_file}"
+def _is_move(calls: list[Call]) -> bool:
+    return {call.method for call in calls} <= {"leave", "come"}
+
+
+def _stacks(workers: list[Worker]) -> list[str]:
+    """What each worker is doing, in order. On another node a task looks, pinned to it; nothing here raises or takes longer than
+    NODE_TIMEOUT_S per node."""
+    here = ray.util.get_node_ip_address()
+    ids = {node["NodeManagerAddress"]: node["NodeID"] for node in ray.nodes() if node["Alive"]}
+    logs: dict[str, list[Path]] = {}
+    for worker in workers:
+        logs.setdefault(worker.node, []).append(worker.log_file)
+    tasks = {node: _look(ids[node], files) for node, files in logs.items() if node != here and node in ids}
+    found: dict[Path, str] = {}
+    for node, files in logs.items():
+        texts = _looked(tasks[node], node, files) if node in tasks else stacks_here(files)
+        found |= dict(zip(files, texts, strict=True))
+    return [found[worker.log_file] for worker in workers]
+
+
+def _look(node_id: str, files: list[Path]) -> ray.ObjectRef:
+    pinned = NodeAffinitySchedulingStrategy(node_id, soft=False)
+    return ray.remote(num_cpus=0, max_retries=0)(stacks_here).options(scheduling_strategy=pinned).remote(files)
+
+
+def _looked(task: ray.ObjectRef, node: str, files: list[Path]) -> list[str]:
     try:
-        dump = subprocess.run([tool, "dump", "--pid", str(pid)], capture_output=True, text=True, timeout=20)
-    except subprocess.TimeoutExpired:
-        return f"    its output: {worker.log_file}"
-    return "\n".join(f"    {line}" for line in dump.stdout.splitlines()[:40])
-
-
-def _pid(worker: Worker) -> int | None:
-    """The pid that the worker wrote as the first line of its log: a silent worker cannot be asked."""
-    try:
-        first = worker.log_file.read_text(errors="replace").split("\n", 1)[0]
-        return int(first.removeprefix("pid "))
-    except (OSError, ValueError):
-        return None
+        return ray.get(task, timeout=NODE_TIMEOUT_S)
+    except (GetTimeoutError, RayError) as error:
+        return [f"node {node} gave no stack ({type(error).__name__}); its output: {file}" for file in files]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 from functools import cache
 from pathlib import Path
 
@@ -54,6 +55,12 @@ def ram_bytes() -> int:
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = _read("/sys/fs/cgroup/memory.max").strip()
     return min(total, int(limit)) if limit.isdigit() else total
+
+
+def free_disk_bytes(folder: Path) -> int:
+    """Free bytes of the disk on which `folder` lies or would be made."""
+    there = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    return shutil.disk_usage(there).free
 
 
 def _read(path: str) -> str:

@@ -10,35 +10,46 @@ from typing import Any
 
 from hybrid.config import machine
 from hybrid.config.paths import model_source, resolve_path
-from hybrid.config.run import RunConfig
-from hybrid.config.sections import Critic, Reference
+from hybrid.config.run import SECTIONS, RunConfig
+from hybrid.config.sections import Critic, Reference, TrainedRole
 
 LOGICAL_GPUS = 2
 """GPUs per node that a machine without GPUs stands in for."""
 KV_SHARE = 0.25
-"""Largest share of a GPU's memory that `rollout.kv_cache: auto` takes."""
+"""Share of a GPU's memory that `rollout.kv_cache: auto` takes where the model's config.json does not say what is useful."""
+MICRO_BATCH_TOKENS = {"cuda": 16384, "cpu": 4096}
+"""Where `train.micro_batch_tokens: auto` starts."""
+TIER_SHARES = {"pinned": 0.8, "file": 0.9}
+"""Share of a node's RAM, or of its free disk, that `memory.tier_bytes: auto` gives to what leaves."""
 
 
 def resolve(cfg: RunConfig, run_dir: Path | None = None) -> RunConfig:
     """`cfg` with every `auto` replaced, defaults of other sections filled in, and paths that exist made absolute.
 
     `run_dir` becomes logging.runs_dir and logging.name; None: the folder that a run started now would get. What could
-    not be had is left: 0 GPUs for the rules to report; `memory.device_bytes` and with it `rollout.kv_cache` at auto for
-    GPUs that are not here, which happens in dry runs only. `notes` says what the user should know.
+    not be had is left: 0 GPUs for the rules to report; `memory.device_bytes` and `tier_bytes`, and with them perhaps
+    `rollout.kv_cache`, at auto for GPUs that are not here, which happens in dry runs and plans only. `rollout.kv_cache`
+    and `train.micro_batch_tokens` are the most that is of use and optimizers are on the device: `hybrid.planning` may
+    choose anew. `notes` says what the user should know, `autos` which keys were auto.
     """
+    autos = tuple(dict.fromkeys((*cfg.autos, *auto_keys(cfg))))
     run_dir = run_dir or default_run_dir(cfg)
     notes: list[str] = []
     cfg = _update(cfg, cluster=_cluster(cfg))
-    cfg = _update(cfg, model=_model(cfg, notes), memory=_memory(cfg), reward=_reward(cfg), data=_data(cfg))
+    cfg = _update(cfg, model=_model(cfg, notes), memory=_memory(cfg, run_dir), reward=_reward(cfg), data=_data(cfg))
     if cfg.uses_critic:
         critic = cfg.critic or Critic()
         path = model_source(cfg, critic.path) if critic.path else cfg.model.path
         cfg = cfg.model_copy(update={"critic": critic.model_copy(update={"path": path})})
+        autos = tuple(dict.fromkeys((*autos, *auto_keys(cfg))))
+        cfg = _update(cfg, critic={"optimizer": _optimizer(cfg.critic)})
+    cfg = _update(cfg, actor={"optimizer": _optimizer(cfg.actor)})
     if cfg.uses_reference:
         reference = cfg.reference or Reference()
         path = model_source(cfg, reference.path) if reference.path else cfg.model.path
         cfg = cfg.model_copy(update={"reference": reference.model_copy(update={"path": path})})
     cfg = _update(cfg, train={"prompts_per_update": cfg.train.prompts_per_update or cfg.train.prompts_per_step})
+    cfg = _update(cfg, train={"micro_batch_tokens": _micro_batch_tokens(cfg)})
     cfg = _update(cfg, rollout=_rollout(cfg))
     if cfg.algorithm.correction != "none" and cfg.distribution_is_cut:
         notes.append(
@@ -46,7 +57,14 @@ def resolve(cfg: RunConfig, run_dir: Path | None = None) -> RunConfig:
             "the sampler's log-probs are higher than the trainer's for the same tokens."
         )
     cfg = _update(cfg, logging={"runs_dir": str(run_dir.parent), "name": run_dir.name})
-    return cfg.model_copy(update={"notes": tuple(notes)})
+    return cfg.model_copy(update={"notes": tuple(notes), "autos": autos})
+
+
+def auto_keys(cfg: RunConfig) -> list[str]:
+    """Every `section.key` whose value is auto, for `resolve` to replace; memory.policy says how to plan."""
+    sections = {name: getattr(cfg, name) for name in SECTIONS if getattr(cfg, name) is not None}
+    keys = [f"{name}.{key}" for name, section in sections.items() for key, value in section if value == "auto"]
+    return [key for key in keys if key != "memory.policy"]
 
 
 def default_run_dir(cfg: RunConfig) -> Path:
@@ -92,7 +110,7 @@ def _model(cfg: RunConfig, notes: list[str]) -> dict[str, Any]:
     return {"path": model_source(cfg, cfg.model.path), "dtype": dtype, "attention": attention}
 
 
-def _memory(cfg: RunConfig) -> dict[str, Any]:
+def _memory(cfg: RunConfig, run_dir: Path) -> dict[str, Any]:
     on_cpu = cfg.cluster.device == "cpu"
     memory = cfg.memory
     size = memory.device_bytes
@@ -100,11 +118,28 @@ def _memory(cfg: RunConfig) -> dict[str, Any]:
         size = int(0.8 * machine.ram_bytes() / cfg.cluster.gpus_per_node)
     elif size == "auto":
         size = machine.gpu_bytes() or "auto"
-    return {
-        "tier": memory.tier if memory.tier != "auto" else "file" if on_cpu else "pinned",
-        "swap_dir": str(Path(memory.swap_dir).expanduser().absolute()) if memory.swap_dir else None,
-        "device_bytes": size,
-    }
+    tier = memory.tier if memory.tier != "auto" else "file" if on_cpu else "pinned"
+    swap_dir = Path(memory.swap_dir).expanduser().absolute() if memory.swap_dir else None
+    room = memory.tier_bytes
+    if room == "auto" and (on_cpu or machine.gpu_bytes()):
+        room = int(
+            TIER_SHARES[tier]
+            * (machine.ram_bytes() if tier == "pinned" else machine.free_disk_bytes(swap_dir or run_dir))
+        )
+    return {"tier": tier, "swap_dir": str(swap_dir) if swap_dir else None, "device_bytes": size, "tier_bytes": room}
+
+
+def _micro_batch_tokens(cfg: RunConfig) -> int:
+    """Tokens of a rank's share of an update, all sequences at full length, up to MICRO_BATCH_TOKENS; at least one sequence."""
+    if cfg.train.micro_batch_tokens != "auto":
+        return cfg.train.micro_batch_tokens
+    sequences = -(-cfg.train.prompts_per_update * cfg.rollout.samples_per_prompt // max(1, cfg.world_size))
+    useful = min(MICRO_BATCH_TOKENS[cfg.cluster.device], sequences * cfg.max_sequence_tokens)
+    return max(useful, cfg.max_sequence_tokens)
+
+
+def _optimizer(role: TrainedRole) -> str:
+    return "device" if role.optimizer == "auto" else role.optimizer
 
 
 def _reward(cfg: RunConfig) -> dict[str, Any]:
@@ -152,22 +187,27 @@ def _rollout(cfg: RunConfig) -> dict[str, Any]:
 
 
 def _kv_cache(cfg: RunConfig, engines: int) -> int | str:
-    """Bytes per GPU for the sequences that an engine has at a time, at full length and two spare blocks of 128 tokens, in MiB steps;
-    without a config.json all that KV_SHARE allows."""
-    if cfg.memory.device_bytes == "auto":
-        return "auto"
-    most = int(KV_SHARE * cfg.memory.device_bytes)
+    """Bytes per GPU for the sequences that an engine has at a time, in MiB steps; see KV_SHARE where that is not known."""
+    sequences = min(cfg.rollout.max_num_seqs, max(-(-cfg.samples_per_step // engines), cfg.data.eval_size))
+    most = kv_bytes(cfg, sequences)
+    if most is None and cfg.memory.device_bytes != "auto":
+        most = int(KV_SHARE * cfg.memory.device_bytes)
+    return "auto" if most is None else max(1, -(-most // 2**20)) * 2**20
+
+
+def kv_bytes(cfg: RunConfig, sequences: int) -> int | None:
+    """Bytes per GPU of the KV cache of `sequences` sequences at full length, with two spare blocks of 128 tokens each; None without a
+    config.json at hand."""
     config = model_config(cfg.model.path)
-    if config is not None:
-        heads = config["num_attention_heads"]
-        kv_heads = config.get("num_key_value_heads") or heads
-        head_size = config.get("head_dim") or config["hidden_size"] // heads
-        element = 2 if cfg.model.dtype == "bfloat16" else 4
-        local_heads = max(1, kv_heads // cfg.rollout.tensor_parallel_size)
-        per_token = 2 * config["num_hidden_layers"] * local_heads * head_size * element
-        sequences = min(cfg.rollout.max_num_seqs, max(-(-cfg.samples_per_step // engines), cfg.data.eval_size))
-        most = min(most, per_token * sequences * (cfg.max_sequence_tokens + 256))
-    return max(1, -(-most // 2**20)) * 2**20
+    if config is None:
+        return None
+    heads = config["num_attention_heads"]
+    kv_heads = config.get("num_key_value_heads") or heads
+    head_size = config.get("head_dim") or config["hidden_size"] // heads
+    element = 2 if cfg.model.dtype == "bfloat16" else 4
+    local_heads = max(1, kv_heads // cfg.rollout.tensor_parallel_size)
+    per_token = 2 * config["num_hidden_layers"] * local_heads * head_size * element
+    return per_token * sequences * (cfg.max_sequence_tokens + 256)
 
 
 def model_config(path: str) -> dict[str, Any] | None:

@@ -111,6 +111,17 @@ def pinned_memory_needs_cuda(cfg: RunConfig) -> Finding | None:
         )
 
 
+@rule("actor", "critic", "cluster.device")
+def host_optimizers_need_cuda_and_shards(cfg: RunConfig) -> Iterable[Finding]:
+    trained = {"actor": cfg.actor, **({"critic": cfg.critic} if cfg.uses_critic and cfg.critic else {})}
+    for name, role in trained.items():
+        if role.optimizer == "cpu" and (cfg.cluster.device == "cpu" or role.zero_stage == 0):
+            yield (
+                f"{name}.optimizer cpu with cluster.device {cfg.cluster.device} and {name}.zero_stage {role.zero_stage}",
+                f"Set {name}.optimizer to auto or device, or use cuda and {name}.zero_stage 1 to 3.",
+            )
+
+
 # Portions
 
 

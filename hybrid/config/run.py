@@ -60,6 +60,8 @@ class RunConfig(Section):
     """File name of the profile without its ending: the first part of a run's name."""
     notes: tuple[str, ...] = Field(default=(), exclude=True)
     """What `resolve` chose and the user should know, one sentence each."""
+    autos: tuple[str, ...] = Field(default=(), exclude=True)
+    """Keys that were `auto`, of resolved configs: what a plan may choose anew."""
 
     @property
     def world_size(self) -> int:
@@ -110,6 +112,12 @@ class RunConfig(Section):
         return self.updates_per_epoch * self.train.epochs
 
     @property
+    def needs_old_logprobs(self) -> bool:
+        """False when the training forward's own log-probs are the old ones: one optimizer step per rollout, no KL in the
+        reward."""
+        return self.updates_per_rollout > 1 or (self.uses_reference and self.algorithm.kl_in == "reward")
+
+    @property
     def total_updates(self) -> int:
         """Optimizer steps of the run: what learning-rate schedules count."""
         return self.updates_per_rollout * self.train.steps
@@ -135,4 +143,6 @@ class RunConfig(Section):
         return self.data.max_prompt_tokens + self.rollout.max_new_tokens
 
 
-SECTIONS = tuple(name for name in RunConfig.model_fields if name not in ("profile_dir", "profile_name", "notes"))
+SECTIONS = tuple(
+    name for name in RunConfig.model_fields if name not in ("profile_dir", "profile_name", "notes", "autos")
+)

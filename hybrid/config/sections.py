@@ -80,6 +80,9 @@ class TrainedRole(Section):
     """AdamW's weight decay."""
     max_grad_norm: PositiveFloat = 1.0
     """Gradients are clipped to this norm over all parameters."""
+    optimizer: Literal["auto", "device", "cpu"] = "auto"
+    """Where fp32 masters and moments live and are stepped: on the GPU, or in host memory by AdamW on the CPU, which is
+    slower (cuda, zero_stage 1 to 3). `auto`: device; cpu where the run fits in no other way."""
 
 
 class Actor(TrainedRole):
@@ -133,8 +136,8 @@ class Rollout(Section):
     repeatable: bool | Auto = "auto"
     """Seed every request, so that a run samples the same again; slows vLLM's sampler on GPUs. `auto`: true on cpu."""
     kv_cache: Size | Auto = "auto"
-    """KV cache of an engine, bytes per GPU. `auto`: what max_num_seqs sequences of full length need, at most a quarter of
-    memory.device_bytes; that quarter where the model's config.json is not at hand."""
+    """KV cache of an engine, bytes per GPU. `auto`: what max_num_seqs sequences of full length need, or less where that
+    lets the run fit or move less; a quarter of memory.device_bytes where the model's config.json is not at hand."""
     max_num_seqs: Positive = 256
     """Sequences that an engine works on at a time."""
     enforce_eager: bool | Auto = "auto"
@@ -160,9 +163,10 @@ class Train(Section):
     step per rollout."""
     epochs: Positive = 1
     """Passes over each rollout."""
-    micro_batch_tokens: Positive = 4096
+    micro_batch_tokens: Positive | Auto = "auto"
     """Tokens, prompt and response, of one forward/backward pass on one rank. Bounds the memory of activations; changes
-    no result."""
+    no result. `auto`: 16384, on cpu 4096, or less where that lets the run fit or move less; never less than the longest
+    sequence."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     """Seed of sampling, shuffling and initial value head."""
     max_skipped_steps: Positive = 3
@@ -205,18 +209,22 @@ class Data(Section):
 class Memory(Section):
     """What stays on a GPU between phases, and where the rest goes."""
 
-    policy: Literal["swap_all", "resident"] = "swap_all"
-    """`swap_all`: what a phase does not need leaves the device. `resident`: nothing moves."""
+    policy: Literal["auto", "resident", "swap_all"] = "auto"
+    """`auto`: only what must leaves for the next phase to fit, at the least cost per step. `resident`: nothing moves.
+    `swap_all`: what a phase does not need leaves the device."""
     tier: Literal["auto", "file", "pinned"] = "auto"
     """Where it goes: a file on disk, or pinned host memory (cuda only). `auto`: file on cpu, pinned on cuda."""
     swap_dir: Text | None = None
     """Folder of the file tier, on a real disk. null: `swap` in the run's folder."""
     device_bytes: Size | Auto = "auto"
     """Memory that a GPU may hold. `auto`: the GPU's own; on cpu 0.8 x RAM / gpus_per_node."""
+    tier_bytes: Size | Auto = "auto"
+    """Bytes on each node for what leaves. `auto`: 0.8 x RAM (pinned), 0.9 x free disk (file); not bounded in a plan for
+    other machines."""
     residue_tolerance: Share = 0.10
     """After a tenant left, measured memory may exceed counted memory by this share ..."""
     residue_slack: Bytes = 64 * 2**20
-    """... plus these bytes; beyond, the run stops: something did not leave."""
+    """... plus these bytes; beyond, the run stops: something did not leave. Residue that grows by more is reported."""
     barrier_timeout_s: PositiveFloat = 300.0
     """Seconds that all ranks may take to move a tenant."""
 

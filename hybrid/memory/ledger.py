@@ -12,6 +12,11 @@ Every row has `time` (seconds since the epoch), `step` (0 before the first), `ph
   kv_cache_share, in an engine's peaks after it generated: tokens that its KV cache held at most, over those that fit. At most: from the
   lengths of prompts and responses, as if the longest ran together and shared no prefix; above 1, sequences may have waited.
 - `counted`: what training counted at its height, in the phase that just ended. role, parts: {part: bytes of the largest rank}.
+- `plan`: what was predicted, once at the start, phase init. capacity_bytes, policy, phases: list of {phase, tenants, working, overhead,
+  peak_bytes}, the first three bytes by name, transitions: list of {from, to, moves: list of {tenant, kind, bytes, seconds}},
+  seconds_per_step of movement. All per GPU.
+- `growth`: what a process holds after leaving for `phase` rises from step to step. role, rank, node, grown_bytes in `steps` steps,
+  now_bytes.
 - `failed`: the phase or the way into it raised. error: first line of the message.
 
 Bytes of moves are counted in storages, bytes of processes measured by the system; what lies between them is unattributed.
@@ -28,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from hybrid.memory.tenants import RankMoved, RankPeak, Tenant
+from hybrid.memory.trend import Growth
 
 
 class Ledger:
@@ -77,6 +83,14 @@ class Ledger:
     def counted(self, phase: str, role: str, parts: Mapping[str, int]) -> None:
         """Record what `role` counted at the height of training, bytes of the largest rank."""
         self._write("counted", phase, role=role, parts=dict(parts))
+
+    def plan(self, plan: Mapping[str, Any]) -> None:
+        """Record what was predicted and decided; see the fields above."""
+        self._write("plan", "init", **plan)
+
+    def growth(self, growth: Growth) -> None:
+        """Record a residue that rises from step to step."""
+        self._write("growth", **asdict(growth))
 
     def failed(self, phase: str, error: BaseException) -> None:
         """Record that `phase`, or the way into it, raised."""

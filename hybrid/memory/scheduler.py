@@ -7,13 +7,26 @@ come comes. Knows no Ray: it drives movers (see `tenants.Mover`), each of which 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from typing import Literal
 
 from hybrid.errors import MemoryScheduleError, WorkerDied
 from hybrid.memory.ledger import Ledger
-from hybrid.memory.tenants import ARRIVAL_ORDER, FOLLOWS, NEEDS, REBUILT_IN, Key, Mover, RankMoved, RankPeak, Tenant
+from hybrid.memory.residency import Residency
+from hybrid.memory.tenants import (
+    ARRIVAL_ORDER,
+    FOLLOWS,
+    LEAVES_WITH,
+    NEEDS,
+    REBUILT_IN,
+    Key,
+    Mover,
+    RankMoved,
+    RankPeak,
+    Tenant,
+)
+from hybrid.memory.trend import ResidueTrend
 
 ABORT_TIMEOUT_S = 10.0
 
@@ -27,29 +40,33 @@ _CAUSES = {
 class MemoryScheduler:
     """State machine over phases. `resident` is the set of (role, part) on the device now, `phase` the phase entered last.
 
-    `policy` "swap_all": what a phase does not need leaves before it; "resident": everything stays. `residue_slack` in bytes.
-    `peaks` asks all processes for their highest memory since they were last asked; called when a phase begins and ends.
+    `residency` says what is there in which phase; a phase that it does not name keeps what it needs, and one that needs nothing moves
+    nothing. `residue_slack` in bytes. `peaks` asks all processes for their highest memory since they were last asked; called when a
+    phase begins after a move, and when it ends. `warn` is told of residue that grows from step to step.
     """
 
     def __init__(
         self,
         residents: Mapping[str, Mover],
         *,
-        policy: Literal["swap_all", "resident"],
+        residency: Residency,
         ledger: Ledger,
         device: str = "cpu",
         residue_tolerance: float = 0.10,
         residue_slack: int = 64 * 2**20,
         barrier_timeout_s: float = 300,
         peaks: Callable[[], Sequence[RankPeak]] = tuple,
+        warn: Callable[[str], None] = print,
     ):
-        self.policy = policy
+        self.residency = residency
         self.ledger = ledger
         self.device = device
         self.residue_tolerance = residue_tolerance
         self.residue_slack = residue_slack
         self.barrier_timeout_s = barrier_timeout_s
         self.peaks = peaks
+        self.warn = warn
+        self.trend = ResidueTrend(residue_slack)
         self.phase = "init"
         self.resident: set[Key] = set()
         self.in_doubt: set[Key] = set()
@@ -59,22 +76,22 @@ class MemoryScheduler:
             self._register(role, mover)
 
     def adopt(self, role: str, mover: Mover) -> None:
-        """Take over `role`, which has just started, in phase init; under "swap_all" it leaves the device at once, for the next to load.
+        """Take over `role`, which has just started, in phase init; what does not stay in init leaves at once, for the next to load.
 
         Raises `MemoryScheduleError` after init, and as `enter` when leaving fails.
         """
         if self.phase != "init":
             raise MemoryScheduleError(f"{role} starts in phase {self.phase}: roles start in phase init only.")
         self._register(role, mover)
-        leaving = {key for key in self.resident if key[0] == role and self._tenants[key].movable}
-        if self.policy == "swap_all":
+        leaving = {key for key in self._leaving(self.residency["init"]) if key[0] == role}
+        if leaving:
             with self._failing("init"):
                 start = time.perf_counter()
                 self._move("leave", leaving, "init")
                 self.ledger.transition("init", "init", time.perf_counter() - start, 0.0)
 
     def enter(self, phase: str) -> None:
-        """Make resident what `phase` needs, and under "swap_all" nothing else.
+        """Make resident what the residency says for `phase`, and nothing else that can move.
 
         Raises `MemoryScheduleError` when `phase` may not follow the present one, when it would wake weights that only a sync can fill,
         when memory did not fall after a part left, or when an earlier move failed half-way; `DeadlineExceeded` or `WorkerDied` from
@@ -82,9 +99,9 @@ class MemoryScheduler:
         """
         self._refuse_illegal(phase)
         needed = {key for key in NEEDS[phase] if key in self._tenants}
-        movable = {key for key in self.resident if self._tenants[key].movable}
-        leaving = movable - needed if needed and self.policy == "swap_all" else set()
-        coming = needed - self.resident
+        wanted = self.residency.get(phase, needed or self.resident)
+        leaving = self._leaving(wanted | needed)
+        coming = self._coming(phase, needed, wanted)
         self._refuse_empty(phase, coming)
         with self._failing(phase):
             start = time.perf_counter()
@@ -107,11 +124,11 @@ class MemoryScheduler:
             self.ledger.phase(phase, seconds, self.peaks(), arrival)
 
     def abort(self) -> None:
-        """Bring the engines into a known state, asleep, as well as that goes: never raises. Does nothing when all stays resident."""
+        """Bring the engines into a known state, asleep, as well as that goes: never raises. What stays in every phase stays here."""
         self.phase = "failed"
-        if "rollout" not in self._movers or self.policy == "resident":
-            return
-        awake = {key for key in self.resident | self.in_doubt if key[0] == "rollout" and self._tenants[key].movable}
+        stays = frozenset.intersection(*self.residency.values())
+        there = self.resident | self.in_doubt
+        awake = {key for key in there - stays if key[0] == "rollout" and self._tenants[key].movable}
         if not awake:
             return
         try:
@@ -131,6 +148,16 @@ class MemoryScheduler:
             self._tenants[tenant.key] = tenant
             self.resident.add(tenant.key)
             self.ledger.tenant(tenant)
+
+    def _leaving(self, wanted: Set[Key]) -> set[Key]:
+        return {key for key in self.resident - wanted if self._tenants[key].movable}
+
+    def _coming(self, phase: str, needed: set[Key], wanted: Set[Key]) -> set[Key]:
+        """What is needed, and of what else is wanted, what can come: on the schedule's own way that is all."""
+        coming = {key for key in needed | (wanted & self._tenants.keys()) if key not in self.resident}
+        lost = {key for key in coming - needed if REBUILT_IN.get(key, phase) != phase}
+        alone = {other for key, other in LEAVES_WITH.items() if key not in (self.resident | coming) - lost}
+        return coming - lost - (alone - needed)
 
     def _refuse_illegal(self, phase: str) -> None:
         allowed = FOLLOWS[self.phase]
@@ -170,6 +197,7 @@ class MemoryScheduler:
         if kind == "leave":
             for role, rows in moved.items():
                 self._check_residue(role, rows)
+                self._follow_residue(role, phase, rows)
 
     def _parts(self, keys: set[Key]) -> list[str]:
         """Parts in the order in which the role named them."""
@@ -189,6 +217,14 @@ class MemoryScheduler:
                 f"Allowed: memory.residue_tolerance={self.residue_tolerance:g} of the counted bytes and memory.residue_slack="
                 f"{_mib(self.residue_slack)}."
             )
+
+    def _follow_residue(self, role: str, phase: str, rows: Sequence[RankMoved]) -> None:
+        last = {row.rank: row for row in rows}
+        for rank, row in last.items() if self.ledger.step else ():
+            growth = self.trend.add(self.ledger.step, role, rank, row.node, phase, row.after_bytes)
+            if growth is not None:
+                self.ledger.growth(growth)
+                self.warn(str(growth))
 
     @contextmanager
     def _failing(self, phase: str) -> Iterator[None]:

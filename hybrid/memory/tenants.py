@@ -51,6 +51,12 @@ FOLLOWS: dict[str, tuple[str, ...]] = {
 REBUILT_IN: dict[Key, str] = {("rollout", "weights"): "sync"}
 """Tenants that lose their contents when they leave, and the only phase that may bring them back, because it fills them."""
 
+LEAVES_WITH: dict[Key, Key] = {("rollout", "weights"): ("rollout", "kv_cache")}
+"""Tenants that cannot leave while another stays: vLLM's deep sleep takes both."""
+
+START_ORDER = ("rollout", "actor", "critic", "reference", "reward")
+"""Roles load one after another in phase init: engines first, because vLLM measures what is free."""
+
 ARRIVAL_ORDER = ("critic", "reference", "reward", "actor", "rollout")
 """Roles come one after another, the engines last; they leave in the opposite order, because an engine that falls asleep must
 not see anybody else allocate."""

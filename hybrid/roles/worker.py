@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from hybrid.memory.probe import PeakSampler, held_and_shared, measured_bytes
+from hybrid.memory.probe import PeakSampler, held_and_shared, measured_bytes, release_free_memory
 from hybrid.memory.storages import as_tensor
 from hybrid.memory.swap import Part, StorageSwap, come_parts, leave_parts
 from hybrid.memory.tenants import RankMoved, RankPeak
@@ -92,12 +92,19 @@ class ModelWorker(DistributedWorker):
         return self.count()
 
     def count(self) -> dict[str, int]:
-        """Bytes of each part, counted by storages; 0 for what is away."""
-        return {part: sum(s.storage.nbytes() for s in found) for part, found in self.model.storages().items()}
+        """Bytes of each part on the device, counted by storages; 0 for what is away."""
+        return {
+            part: sum(s.storage.nbytes() for s in found if s.storage.device.type == self.device.type)
+            for part, found in self.model.storages().items()
+        }
 
-    def take_peak(self) -> RankPeak:
-        """The highest memory of this process since the last call, and what it holds now."""
-        return RankPeak(self.role, self.rank, self.peak.take(), *held_and_shared(self.device.type))
+    def end_phase(self) -> RankPeak:
+        """Give back what was left in caches, which the next phase's tenants count on; tell the highest memory since the last call, and
+        what this process holds now."""
+        peak = self.peak.take()
+        self.model.drop_caches()
+        release_free_memory(self.device, collect=False)
+        return RankPeak(self.role, self.rank, peak, *held_and_shared(self.device.type))
 
     def measure(self) -> int:
         """Bytes that this process holds now."""

@@ -28,7 +28,8 @@ BUCKET_MULTIPLE = 1024
 
 @dataclass(frozen=True)
 class ZeroOptions:
-    """How DeepSpeed partitions a trained role and how AdamW steps it."""
+    """How DeepSpeed partitions a trained role and how AdamW steps it. `optimizer_on_cpu`: masters and moments live in host memory and are
+    stepped there (ZeRO-Offload, Ren et al. 2021), stages 1 to 3."""
 
     stage: int
     dtype: torch.dtype
@@ -36,6 +37,7 @@ class ZeroOptions:
     eps: float
     weight_decay: float
     max_grad_norm: float
+    optimizer_on_cpu: bool = False
 
 
 @dataclass(frozen=True)
@@ -47,9 +49,14 @@ class StepResult:
 
 
 def deepspeed_config(
-    stage: int, dtype: torch.dtype, max_grad_norm: float = 0.0, bucket_elements: int = LARGEST_BUCKET
+    stage: int,
+    dtype: torch.dtype,
+    max_grad_norm: float = 0.0,
+    bucket_elements: int = LARGEST_BUCKET,
+    optimizer_on_cpu: bool = False,
 ) -> dict:
     """The DeepSpeed configuration of a role; micro-batches and their boundaries are ours, so both batch sizes are 1."""
+    offload = {"offload_optimizer": {"device": "cpu", "pin_memory": torch.cuda.is_available()}}
     return {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
@@ -61,6 +68,7 @@ def deepspeed_config(
             "contiguous_gradients": True,
             "reduce_bucket_size": bucket_elements,
             "allgather_bucket_size": bucket_elements,
+            **(offload if optimizer_on_cpu else {}),
         },
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
@@ -88,7 +96,7 @@ class TrainedModel:
         )
         elements = sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters())
         bucket = min(LARGEST_BUCKET, -(-elements // BUCKET_MULTIPLE) * BUCKET_MULTIPLE)
-        config = deepspeed_config(options.stage, options.dtype, options.max_grad_norm, bucket)
+        config = deepspeed_config(options.stage, options.dtype, options.max_grad_norm, bucket, options.optimizer_on_cpu)
         self.engine, self.optimizer, _, _ = load_deepspeed().initialize(model=model, optimizer=optimizer, config=config)
         # Stage 0 in bf16 allocates the moments by an empty step, which would shift Adam's bias correction by one.
         for state in optimizer.state.values():

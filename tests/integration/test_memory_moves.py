@@ -24,7 +24,7 @@ def session(tmp_path_factory):
     path = profile(folder, model, rollout={"kv_cache": "128MiB"}, data={"max_prompt_tokens": 64})
     run_dir = folder / "run"
     run_dir.mkdir()
-    with open_session(resolve(load_run(path, []), run_dir), run_dir) as s:
+    with open_session(resolve(load_run(path, ["memory.policy=swap_all"]), run_dir), run_dir) as s:
         yield s
 
 

@@ -23,7 +23,11 @@ def swapped(tmp_path_factory):
     """A recorded run in which everything moves."""
     folder = tmp_path_factory.mktemp("runs")
     path = profile(folder, make_tiny_llama(folder / "model"))
-    return folder, path, run(path, folder / "swapped", f"rollout.record={folder / 'rollouts.jsonl'}")
+    return (
+        folder,
+        path,
+        run(path, folder / "swapped", "memory.policy=swap_all", f"rollout.record={folder / 'rollouts.jsonl'}"),
+    )
 
 
 def weights(folder):

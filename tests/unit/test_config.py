@@ -36,7 +36,7 @@ def test_sizes_read_in_units_and_print_back_exactly(profile):
 
 def test_a_section_left_empty_has_its_defaults(profile):
     profile.write_text(PROFILE + "\nmemory:\n  # tier: file\n")
-    assert load_run(profile).memory.policy == "swap_all"
+    assert load_run(profile).memory.policy == "auto"
 
 
 def test_every_section_and_key_is_documented():
@@ -162,7 +162,10 @@ def test_resolve_leaves_no_auto_and_reads_back_as_the_same_run(profile, tmp_path
     written = ["algorithm.advantage=gae", "algorithm.kl_coef=0.1", "reward.function=scores.py:f"]
     cfg = resolve(load_run(profile, written), tmp_path / "runs" / "one")
     text = dump(cfg)
-    assert ": auto" not in text.replace("progress: auto", "")  # whoever looks at the run decides
+    assert [line.strip() for line in text.splitlines() if ": auto" in line] == [
+        "policy: auto",  # a way to plan, not a gap
+        "progress: auto",  # whoever looks at the run decides
+    ]
     assert cfg.critic.path == cfg.reference.path == cfg.model.path == str(tmp_path / "models" / "tiny")
     assert cfg.reward.function == f"{profile.with_name('scores.py')}:f" == cfg.data.eval_function
     assert (cfg.rollout.engines, cfg.train.prompts_per_update, cfg.memory.tier) == (2, 8, "file")
@@ -237,8 +240,27 @@ def test_kv_cache_holds_an_engines_sequences_at_full_length(profile):
     tokens = 32 * (64 + 16)  # 8 prompts x 8 samples over 2 engines
     per_token = 2 * 2 * 2 * 32 * 2  # keys and values, layers, kv heads, head size, bytes
     assert tokens * per_token <= cfg.rollout.kv_cache < 2 * tokens * per_token + 32 * 256 * per_token
-    tight = resolve(load_run(profile, ["memory.device_bytes=8MiB"]))
-    assert tight.rollout.kv_cache == 2 * 2**20
+
+
+def test_without_a_config_json_the_kv_cache_is_a_quarter_of_the_device(profile):
+    unknown = resolve(load_run(profile, ["memory.device_bytes=8MiB", "model.path=some-org/some-model"]))
+    assert unknown.rollout.kv_cache == 2 * 2**20
+
+
+def test_a_micro_batch_holds_a_ranks_update_up_to_a_bound_and_the_longest_sequence(profile):
+    def tokens(*overrides):
+        return resolve(load_run(profile, overrides)).train.micro_batch_tokens
+
+    assert tokens() == 32 * 80  # 8 prompts x 8 samples over 2 ranks
+    assert tokens("train.prompts_per_step=512") == 4096
+    assert tokens("train.prompts_per_step=2", "rollout.samples_per_prompt=2") == 2 * 80
+    assert tokens("train.micro_batch_tokens=100") == 100
+
+
+def test_what_was_auto_is_remembered(profile):
+    cfg = resolve(load_run(profile, ["rollout.kv_cache=1GiB"]))
+    assert "train.micro_batch_tokens" in cfg.autos and "rollout.kv_cache" not in cfg.autos
+    assert "memory.policy" not in cfg.autos and resolve(cfg).autos == cfg.autos
 
 
 # Derived

@@ -20,6 +20,7 @@ from tests.unit.config_profile import PROFILE, refusal
         (["train.prompts_per_update=3"], "does not divide train.prompts_per_step 8"),
         (["train.prompts_per_update=1"], "less than the 2 GPUs"),
         (["train.prompts_per_step=1"], "less than the 2 GPUs"),
+        (["actor.optimizer=cpu"], "actor.optimizer cpu with cluster.device cpu"),
         (["train.micro_batch_tokens=79"], "64 + rollout.max_new_tokens 16 = 80"),
         (["rollout.samples_per_prompt=1"], "group_norm with rollout.samples_per_prompt 1"),
         (["rollout.samples_per_prompt=1", "algorithm.advantage=opo"], "opo with rollout.samples_per_prompt 1"),

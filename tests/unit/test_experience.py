@@ -16,7 +16,6 @@ from hybrid.experience import (
     explained_variance,
     kl_beyond_bound,
     make_experience,
-    needs_old_logprobs,
     sampler_bound,
     update_batches,
 )
@@ -73,11 +72,11 @@ def test_kl_in_the_reward_lowers_returns_and_is_measured():
 
 
 def test_the_old_policy_is_computed_only_where_it_is_used():
-    assert not needs_old_logprobs(config())
-    assert not needs_old_logprobs(config(algorithm={"kl_coef": 0.1, "kl_in": "loss"}))
-    assert needs_old_logprobs(config(algorithm={"kl_coef": 0.1, "kl_in": "reward"}))
-    assert needs_old_logprobs(config(train={"steps": 1, "prompts_per_step": 4, "prompts_per_update": 2}))
-    assert needs_old_logprobs(config(train={"steps": 1, "prompts_per_step": 4, "epochs": 2}))
+    assert not config().needs_old_logprobs
+    assert not config(algorithm={"kl_coef": 0.1, "kl_in": "loss"}).needs_old_logprobs
+    assert config(algorithm={"kl_coef": 0.1, "kl_in": "reward"}).needs_old_logprobs
+    assert config(train={"steps": 1, "prompts_per_step": 4, "prompts_per_update": 2}).needs_old_logprobs
+    assert config(train={"steps": 1, "prompts_per_step": 4, "epochs": 2}).needs_old_logprobs
 
 
 def test_agreement_with_the_sampler_is_reported():

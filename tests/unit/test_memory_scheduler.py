@@ -7,6 +7,7 @@ import pytest
 
 from hybrid.errors import DeadlineExceeded, MemoryScheduleError, WorkerDied
 from hybrid.memory.ledger import Ledger, read_ledger
+from hybrid.memory.residency import all_resident, swap_all
 from hybrid.memory.scheduler import MemoryScheduler
 from hybrid.memory.tenants import FOLLOWS, NEEDS, PHASES, RankMoved, RankPeak, Tenant
 
@@ -20,6 +21,7 @@ class Fake:
     def __init__(self, log, role, parts, fixed=(), falls=1.0):
         self.log, self.role, self.parts, self.fixed, self.falls = log, role, parts, fixed, falls
         self.error = {}
+        self.kept = 0
         self.deadlines = []
 
     def tenants(self):
@@ -38,7 +40,7 @@ class Fake:
             raise self.error[kind]
         rows = []
         for rank in (0, 1):
-            at = 10 * GIB
+            at = 10 * GIB + self.kept
             for part in parts:
                 after = at - int(GIB * (self.falls if rank else 1.0))
                 rows.append(RankMoved(rank, f"node{rank}", part, GIB, GIB, 0.1, at, after))
@@ -65,8 +67,10 @@ def roles(log):
 
 @pytest.fixture
 def make(tmp_path, log):
-    def scheduler(roles, policy="swap_all", **options):
-        made = MemoryScheduler({}, policy=policy, ledger=Ledger(tmp_path / "memory.jsonl"), **options)
+    def scheduler(roles, residency=None, **options):
+        tenants = [t for fake in roles.values() for t in fake.tenants()]
+        residency = residency or swap_all([t.key for t in tenants], [t.key for t in tenants if t.movable])
+        made = MemoryScheduler({}, residency=residency, ledger=Ledger(tmp_path / "memory.jsonl"), **options)
         for role, fake in roles.items():
             made.adopt(role, fake)
         return made
@@ -135,9 +139,66 @@ def test_grpo_without_reference_keeps_what_two_phases_share(make, log):
 
 
 def test_resident_moves_nothing(make, roles, log):
-    scheduler = make(roles, policy="resident")
+    scheduler = make(roles, all_resident((role, part) for role, fake in roles.items() for part in fake.parts))
     walk(scheduler, log, "sync", "generate", "score", "forward", "train_critic", "train_actor", "sync")
     assert log == [] and len(scheduler.resident) == 10
+
+
+def test_a_schedule_is_carried_out_to_the_letter(make, roles, log):
+    """The reference leaves for training only, the engine's KV cache stays for sync, the actor's optimizer never moves."""
+    keys = {(role, part) for role in ("rollout", "actor", "reference") for part in roles[role].parts}
+    kv, reference, gradients = ("rollout", "kv_cache"), ("reference", "weights"), ("actor", "gradients")
+    residency = {
+        "init": frozenset(keys - {reference}),
+        "sync": frozenset(keys - {gradients}),
+        "generate": frozenset(keys - {gradients}),
+        "forward": frozenset(keys - {kv, gradients}),
+        "train_actor": frozenset(keys - {kv, reference}),
+    }
+    scheduler = make({role: roles[role] for role in ("rollout", "actor", "reference")}, residency)
+    assert log == [("leave", "reference", "weights")]
+    for _ in range(2):
+        for phase, keys_there in residency.items():
+            if phase != "init":
+                scheduler.enter(phase)
+                assert scheduler.resident == keys_there, phase
+    moves = walk(scheduler, log, "sync", "generate", "score", "forward", "train_actor")
+    assert moves == {
+        "sync": [("leave", "actor", "gradients"), ("come", "reference", "weights"), ("come", "rollout", "kv_cache")],
+        "generate": [],
+        "score": [],
+        "forward": [("leave", "rollout", "kv_cache")],
+        "train_actor": [("leave", "reference", "weights"), ("come", "actor", "gradients")],
+    }
+
+
+def test_off_the_schedules_way_only_what_is_needed_comes(make, roles, log):
+    """After a failure the engine sleeps: checkpoint, in whose residency it is, cannot wake what only a sync fills."""
+    everything = frozenset((role, part) for role in ("rollout", "actor") for part in roles[role].parts)
+    residency = {phase: everything for phase in ("init", "sync", "generate", "checkpoint")}
+    residency |= {"train_actor": frozenset(key for key in everything if key[0] == "actor")}
+    scheduler = make({role: roles[role] for role in ("rollout", "actor")}, residency)
+    scheduler.abort()
+    log.clear()
+    scheduler.enter("checkpoint")
+    assert log == []
+    scheduler.enter("sync")
+    assert log == [("come", "rollout", "weights", "kv_cache")]
+
+
+def test_residue_that_grows_is_reported_with_its_owner(make, roles, log, tmp_path):
+    warnings = []
+    scheduler = make(roles, warn=warnings.append, residue_slack=64 * 2**20)
+    for step in range(1, 20):
+        scheduler.ledger.step = step
+        for role, leak in (("critic", 20 * 2**20), ("actor", 0)):
+            roles[role].kept = leak * step
+        walk(scheduler, log, "sync", "generate", "forward", "train_critic", "train_actor")
+    rows = [r for r in read_ledger(tmp_path / "memory.jsonl") if r["kind"] == "growth"]
+    assert {(r["role"], r["phase"]) for r in rows} == {("critic", "train_actor")}
+    assert [(r["step"], r["rank"], r["grown_bytes"]) for r in rows][:2] == [(6, 0, 100 * 2**20), (6, 1, 100 * 2**20)]
+    assert rows[2]["step"] == 11 and len(warnings) == len(rows) == 6
+    assert warnings[0].startswith("critic rank 0 on node node0 holds") and "20.0 MiB a step" in warnings[0]
 
 
 @pytest.mark.parametrize("wrong", ["generate", "evaluate", "init"])

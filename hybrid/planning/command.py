@@ -1,0 +1,57 @@
+"""`hybrid plan`: needs no GPU and loads no weights."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from hybrid.config import load_run, resolve
+from hybrid.planning.known_gpus import find_gpu
+from hybrid.planning.machine import predictor
+from hybrid.planning.plan import choose
+from hybrid.planning.rows import as_json
+from hybrid.planning.show import show, suggestion_lines
+from hybrid.planning.suggest import suggestions
+
+WIDTH = 160
+"""Columns of the tables where the output is no terminal."""
+
+
+def plan_command(
+    profile: Path,
+    overrides: list[str],
+    *,
+    json_wanted: bool = False,
+    gpu: str | None = None,
+    nodes: int | None = None,
+    gpus_per_node: int | None = None,
+) -> int:
+    """Print the plan of a profile; 0 when it fits, 2 when not. Raises `ConfigError` as `load_run` and where sizes are not known."""
+    cfg = resolve(load_run(profile, [*overrides, *_machine(gpu, nodes, gpus_per_node)]))
+    predict, speeds = predictor(cfg, gpu)
+    plan = choose(cfg, predict, speeds)
+    found = [] if plan.fits else suggestions(plan, predict, speeds)
+    if json_wanted:
+        ways = [{"overrides": list(s.overrides), "seconds_per_step": s.plan.seconds_per_step} for s in found]
+        print(json.dumps(as_json(plan) | {"suggestions": ways}, indent=2))
+    else:
+        console = Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False, soft_wrap=False)
+        show(plan, console)
+        for line in [] if plan.fits else suggestion_lines(found):
+            console.print(line, markup=False)
+        for note in plan.cfg.notes:
+            console.print(f"note: {note}", markup=False)
+    return 0 if plan.fits else 2
+
+
+def _machine(gpu: str | None, nodes: int | None, gpus_per_node: int | None) -> list[str]:
+    """Overrides that describe the machine to plan for."""
+    given = {"cluster.num_nodes": nodes, "cluster.gpus_per_node": gpus_per_node}
+    if gpu is not None:
+        given |= {"cluster.device": "cuda", "memory.device_bytes": find_gpu(gpu).nbytes}
+    if (nodes or 1) > 1:
+        given["cluster.address"] = "auto"
+    return [f"{key}={value}" for key, value in given.items() if value is not None]

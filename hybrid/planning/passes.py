@@ -1,0 +1,112 @@
+"""Traces of the passes that roles make, by config: which model, which rows, which attention."""
+
+from __future__ import annotations
+
+import copy
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AttentionInterface
+from transformers.masking_utils import AttentionMaskInterface
+
+from hybrid.data.batches import Lengths
+from hybrid.planning.shapes import build, read_config
+from hybrid.planning.working_set import Trace, trace
+from hybrid.roles import attention
+from hybrid.roles.packing import Row, pack
+
+FLASH = "hybrid_planned"
+"""Registered below. transformers looks for a kernel wherever the name holds `flash`."""
+
+
+@lru_cache(maxsize=64)
+def packed_pass(
+    path: str,
+    kind: str,
+    rows: tuple[Lengths, ...],
+    *,
+    dtype: torch.dtype,
+    implementation: str,
+    checkpointing: bool,
+    backward: bool,
+    trust_remote_code: bool,
+) -> Trace:
+    """One micro-batch of `rows` through the "policy" or "critic" that `path`'s config describes, as `roles.models` runs it.
+
+    `implementation` is model.attention: sdpa, whose groups share their prompt, or flash_attention_2.
+    """
+    config = read_config(path, trust_remote_code)
+    shared = implementation == "sdpa"
+    name = attention.NAME if shared else FLASH
+
+    def make(layers: int) -> nn.Module:
+        model = build(with_layers(config, layers), kind, dtype, name, trust_remote_code)
+        if checkpointing:
+            trunk = model.hf if kind == "policy" else model.trunk
+            trunk.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        return model.train(backward)
+
+    def run(model: nn.Module) -> torch.Tensor:
+        batch = pack([Row(row.group, [0] * row.prompt, [0] * row.response) for row in rows], shared)
+        return model(batch, 1.0)[0] if kind == "policy" else model(batch)
+
+    return trace(make, config.get_text_config().num_hidden_layers, run, backward)
+
+
+@lru_cache(maxsize=16)
+def padded_pass(path: str, rows: int, width: int, *, dtype: torch.dtype, trust_remote_code: bool) -> Trace:
+    """`rows` x `width` tokens through a reward model, forward only. Masks are of no effect on the memory of one that needs none."""
+    config = read_config(path, trust_remote_code)
+    config.pad_token_id = config.pad_token_id or 0
+
+    def run(model: nn.Module) -> torch.Tensor:
+        ids = torch.zeros(rows, width, dtype=torch.long)
+        return model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
+
+    def make(layers: int) -> nn.Module:
+        return build(with_layers(config, layers), "reward", dtype, None, trust_remote_code).eval()
+
+    return trace(make, config.get_text_config().num_hidden_layers, run, backward=False)
+
+
+def with_layers(config: Any, layers: int) -> Any:
+    """`config` with so many layers; of a model that begins with some dense ones before its experts, layers with experts."""
+    changed = copy.deepcopy(config)
+    text = changed.get_text_config()
+    if layers == text.num_hidden_layers:
+        return changed
+    text.num_hidden_layers = layers
+    if getattr(text, "layer_types", None):
+        text.layer_types = text.layer_types[-layers:]
+    if getattr(text, "first_k_dense_replace", None):
+        text.first_k_dense_replace = 0
+    return changed
+
+
+class _Flash(torch.autograd.Function):
+    """What flash attention (Dao 2023, arXiv:2307.08691) keeps and allocates, without computing: nothing quadratic."""
+
+    @staticmethod
+    def forward(ctx, query, key, value):
+        out = torch.empty_like(query)
+        sums = query.new_empty(query.shape[:3], dtype=torch.float32)
+        ctx.save_for_backward(query, key, value, out, sums)
+        return out
+
+    @staticmethod
+    def backward(ctx, _gradient):
+        query, key, value, _, sums = ctx.saved_tensors
+        accumulator = torch.empty_like(query, dtype=torch.float32)  # noqa: F841  lives as long as the kernel
+        weighted = torch.empty_like(sums)  # noqa: F841
+        return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+
+
+def _planned_flash(_module, query, key, value, _mask, **_kwargs):
+    """Heads first in, tokens first out, as transformers' attention functions."""
+    return _Flash.apply(*(t.transpose(1, 2) for t in (query, key, value))), None
+
+
+AttentionInterface.register(FLASH, _planned_flash)
+AttentionMaskInterface.register(FLASH, lambda *args, **kwargs: None)

@@ -1,0 +1,230 @@
+"""A resolved config and facts about a machine become a `Prediction`. Pure: needs no GPU, loads no weights, starts nothing."""
+
+from __future__ import annotations
+
+import torch
+
+from hybrid.config import RunConfig
+from hybrid.errors import ConfigError
+from hybrid.planning.engine import (
+    KVCache,
+    engine_weights,
+    graph_bytes,
+    kv_cache,
+    largest_layer_bytes,
+    profiling_bytes,
+    sampling_bytes,
+)
+from hybrid.planning.facts import MachineFacts
+from hybrid.planning.machine_use import host_use, overhead
+from hybrid.planning.micro_batch import Workload, workload
+from hybrid.planning.model_state import frozen_bytes, partition, trained_state
+from hybrid.planning.passes import packed_pass, padded_pass
+from hybrid.planning.prediction import PhaseUse, Prediction, TenantSize
+from hybrid.planning.shapes import ModelShapes, read_config, shapes
+from hybrid.planning.training import Parts, forward_parts, gathered_bytes, train_parts
+from hybrid.planning.working_set import Trace
+
+__all__ = ["MachineFacts", "predict", "predicted_kv_cache"]
+
+SLAB = 256 * 2**20
+"""Pinned host memory comes in slabs (`memory.tiers.PinnedTier`)."""
+
+
+def predict(cfg: RunConfig, machine: MachineFacts) -> Prediction:
+    """What a run holds, from its resolved config and the config.json of its models.
+
+    Raises `ConfigError` when a config.json is not here, or when `rollout.kv_cache` is still `auto` because no size of the GPU is known.
+    """
+    plan = _Run(cfg, machine)
+    phases = [
+        PhaseUse("init", plan.loading()),
+        PhaseUse("generate", plan.sampling(cfg.samples_per_step)),
+        PhaseUse("score", plan.scoring()),
+        PhaseUse("forward", plan.forward()),
+        *([PhaseUse("train_critic", plan.training("critic"))] if cfg.uses_critic else []),
+        PhaseUse("train_actor", plan.training("actor")),
+        PhaseUse("sync", plan.sync()),
+        *([PhaseUse("checkpoint", plan.export())] if cfg.checkpoint.export else []),
+        *([PhaseUse("evaluate", plan.sampling(cfg.data.eval_size))] if plan.evaluates() else []),
+    ]
+    if machine.allocator_share:
+        phases = [_rounded(use, machine.allocator_share) for use in phases]
+    return Prediction(
+        tuple(plan.tenants()),
+        tuple(phases),
+        overhead(cfg, machine) | plan.engine_reserve(),
+        host_use(cfg, plan.model("actor").elements * plan.element),
+        cfg.cluster.gpus_per_node,
+    )
+
+
+def predicted_kv_cache(cfg: RunConfig) -> KVCache:
+    """The engine's KV cache on one GPU in bytes, tokens and sequences of full length. Raises `ConfigError` as `predict`."""
+    return _Run(cfg, MachineFacts()).kv_cache()
+
+
+def _rounded(use: PhaseUse, share: float) -> PhaseUse:
+    extra = int(share * use.working_bytes)
+    return PhaseUse(use.phase, use.parts | {"allocator rounding": extra}) if extra else use
+
+
+class _Run:
+    """One config, looked at from each side."""
+
+    def __init__(self, cfg: RunConfig, machine: MachineFacts):
+        self.cfg, self.machine = cfg, machine
+        self.dtype = getattr(torch, cfg.model.dtype)
+        self.element = self.dtype.itemsize
+        self.on_cpu = cfg.cluster.device == "cpu"
+        self.tp = cfg.rollout.tensor_parallel_size
+
+    def evaluates(self) -> bool:
+        return self.cfg.uses_engines and (
+            self.cfg.data.eval is not None or self.cfg.data.train.startswith("reasoning_gym:")
+        )
+
+    def path(self, role: str) -> str:
+        section = {"critic": self.cfg.critic, "reference": self.cfg.reference}.get(role)
+        return self.cfg.reward.model if role == "reward" else (section and section.path) or self.cfg.model.path
+
+    def stage(self, role: str) -> int:
+        section = getattr(self.cfg, role)
+        return getattr(section, "zero_stage", 0) if section is not None else 0
+
+    def model(self, role: str) -> ModelShapes:
+        kind = {"critic": "critic", "reward": "reward"}.get(role, "policy")
+        return shapes(self.path(role), kind, self.cfg.model.trust_remote_code)
+
+    def tenants(self) -> list[TenantSize]:
+        found: list[TenantSize] = []
+        for role in self.cfg.roles:
+            stage, model = self.stage(role), self.model(role)
+            if role in ("reference", "reward"):
+                size = frozen_bytes(model, self.cfg.world_size, stage, self.element)
+                # Never written to: copied out once, so a departure costs nothing.
+                found.append(TenantSize(role, "weights", size, True, 0, size, self._in_tier(size)))
+                continue
+            decay = getattr(self.cfg, role).weight_decay > 0
+            state = trained_state(model, self.cfg.world_size, stage, self.element, decay)
+            found += [
+                self._moved(role, "weights", state.weights),
+                TenantSize(role, "gradients", state.gradients),  # no state between steps: comes back as zeros
+                self._moved(role, "optimizer", state.optimizer),
+            ]
+        if self.cfg.uses_engines:
+            config = self.engine_config()
+            weights = engine_weights(self.model("actor"), config, self.tp, self.element, self.cfg.cluster.device)
+            found.append(TenantSize("rollout", "weights", weights, movable=not self.on_cpu))
+            found.append(TenantSize("rollout", "kv_cache", self.kv_cache().bytes))
+        return found
+
+    def _moved(self, role: str, part: str, size: int) -> TenantSize:
+        return TenantSize(role, part, size, True, size, size, self._in_tier(size))
+
+    def _in_tier(self, size: int) -> int:
+        return -(-size // SLAB) * SLAB if self.cfg.memory.tier == "pinned" else size
+
+    def engine_config(self):
+        return read_config(self.cfg.model.path, self.cfg.model.trust_remote_code)
+
+    def kv_cache(self) -> KVCache:
+        size = self.cfg.rollout.kv_cache
+        if size == "auto":
+            raise ConfigError(
+                "rollout.kv_cache: auto needs the size of the GPU. Name it with --gpu, or set memory.device_bytes."
+            )
+        tokens = self.cfg.max_sequence_tokens
+        return kv_cache(self.engine_config(), self.tp, self.element, self.cfg.cluster.device, size, tokens)
+
+    def engine_reserve(self) -> Parts:
+        """What an engine keeps on a CUDA device, asleep or not."""
+        if self.on_cpu or not self.cfg.uses_engines:
+            return {}
+        profiling = profiling_bytes(self.engine_config(), self.tp, self.element, self.cfg.rollout.max_num_seqs)
+        graphs = graph_bytes(self.cfg.rollout.enforce_eager)
+        return {"vLLM's profiling": profiling} | ({"CUDA graphs": graphs} if graphs else {})
+
+    def sampling(self, sequences: int) -> Parts:
+        """On CUDA the engine has taken what it needs when it started."""
+        if not self.on_cpu or not self.cfg.uses_engines:
+            return {}
+        at_a_time = min(self.cfg.rollout.max_num_seqs, -(-sequences // self.cfg.rollout.engines))
+        tokens = at_a_time * self.cfg.max_sequence_tokens
+        return sampling_bytes(self.engine_config(), self.tp, self.element, at_a_time, tokens)
+
+    def scoring(self) -> Parts:
+        if not self.cfg.uses_reward_model:
+            return {}
+        width = self.cfg.max_sequence_tokens
+        samples = -(-self.cfg.samples_per_step // self.cfg.world_size)
+        rows = min(samples, max(1, self.cfg.reward.batch_tokens // width))
+        trust = self.cfg.model.trust_remote_code
+        return forward_parts(
+            padded_pass(self.path("reward"), rows, width, dtype=self.dtype, trust_remote_code=trust), 0, 0
+        )
+
+    def forward(self) -> Parts:
+        """Roles run one after another; on CUDA each process keeps in its allocator what it has used, so they add up."""
+        work = workload(self.cfg, self.cfg.train.prompts_per_step)
+        roles = [role for role in ("actor", "reference", "critic") if role in self.cfg.roles]
+        per_role = []
+        for role in roles:
+            gathered = gathered_bytes(self.model(role), self.stage(role), self.element)
+            per_role.append(forward_parts(self._pass(role, work, backward=False), *gathered))
+        if self.on_cpu:
+            return max(per_role, key=lambda parts: sum(parts.values()))
+        names = {name: None for parts in per_role for name in parts}
+        return {name: sum(parts.get(name, 0) for parts in per_role) for name in names}
+
+    def training(self, role: str) -> Parts:
+        section = getattr(self.cfg, role)
+        work = workload(self.cfg, self.cfg.train.prompts_per_update)
+        model = self.model(role)
+        cut = partition(model, self.cfg.world_size, section.zero_stage, section.weight_decay > 0)
+        return train_parts(self._pass(role, work, backward=True), model, cut, self.element, work.micro_batches)
+
+    def _pass(self, role: str, work: Workload, backward: bool) -> Trace:
+        checkpointing = self.cfg.model.gradient_checkpointing and role in ("actor", "critic")
+        return packed_pass(
+            self.path(role),
+            "critic" if role == "critic" else "policy",
+            work.rows,
+            dtype=self.dtype,
+            implementation=self.cfg.model.attention,
+            checkpointing=checkpointing and backward,
+            backward=backward,
+            trust_remote_code=self.cfg.model.trust_remote_code,
+        )
+
+    def sync(self) -> Parts:
+        """A bucket on its way (shared memory on CPU, the packed buffer of CUDA IPC), what ZeRO-3 gathers for it, and the layer that vLLM
+        puts together."""
+        if not self.cfg.uses_engines:
+            return {}
+        model = self.model("actor")
+        whole, largest = model.elements * self.element, max(model.sizes) * self.element
+        bucket = min(whole, max(self.cfg.rollout.weight_bucket, largest))
+        parts = {"weight bucket": bucket, "layer in transfer": largest_layer_bytes(model, self.tp, self.element)}
+        return parts | ({"gathered parameters": 2 * bucket} if self.stage("actor") == 3 else {})
+
+    def export(self) -> Parts:
+        """The writer keeps the whole model in host memory, which on CPU is the device."""
+        from hybrid.roles.actor import EXPORT_BUCKET_BYTES
+
+        whole = self.model("actor").elements * self.element
+        parts = {"exported weights": whole} if self.on_cpu else {}
+        if self.stage("actor") == 3:
+            parts["gathered parameters"] = 2 * min(whole, EXPORT_BUCKET_BYTES)
+        return parts
+
+    def loading(self) -> Parts:
+        """Beside the tenants of the role that loads: DeepSpeed flattens the weights while it has the loaded ones; a partitioned model
+        is never whole, but for the parameter that is read."""
+        sizes = []
+        for role in self.cfg.roles:
+            model, stage = self.model(role), self.stage(role)
+            trained = role in ("actor", "critic")
+            one = max(model.sizes) * self.element
+            sizes.append(one if stage == 3 else model.elements * self.element if trained and stage else one)
+        return {"loading": max(sizes)}

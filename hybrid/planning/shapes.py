@@ -1,0 +1,94 @@
+"""The parameters of a model from its config.json alone, built on torch's meta device: names and shapes, no bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from hybrid.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+KINDS = ("policy", "critic", "reward")
+"""What a role makes of a config: a causal LM, its trunk with a value head, a sequence classifier with one label."""
+
+
+@dataclass(frozen=True)
+class ModelShapes:
+    """`parameters` in the order of `named_parameters`: tied ones come once. `buffer_bytes` are those of rotary tables and the like."""
+
+    parameters: tuple[tuple[str, tuple[int, ...]], ...]
+    buffer_bytes: int
+    layers: int
+    hidden_size: int
+    vocab_size: int
+
+    @property
+    def sizes(self) -> list[int]:
+        """Elements of each parameter."""
+        return [prod(shape) for _, shape in self.parameters]
+
+    @property
+    def elements(self) -> int:
+        return sum(self.sizes)
+
+
+def read_config(path: str, trust_remote_code: bool = False) -> Any:
+    """The transformers config of a model folder, or of a hub name whose config.json is in the hub's cache.
+
+    Raises `ConfigError` when it is neither.
+    """
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"model.path={path}: its config.json is not here, and a plan is made from it. Name a folder that holds one, or download it: "
+            f"huggingface-cli download {path} config.json."
+        ) from error
+
+
+@lru_cache(maxsize=16)
+def shapes(path: str, kind: str, trust_remote_code: bool = False) -> ModelShapes:
+    """Shapes of the model that role `kind` makes of the config at `path`. Raises `ConfigError` as `read_config`."""
+    import torch
+
+    config = read_config(path, trust_remote_code)
+    with torch.device("meta"):
+        model = build(config, kind, torch.float32, trust_remote_code=trust_remote_code)
+    buffers = {b.untyped_storage()._cdata: b.untyped_storage().nbytes() for b in model.buffers()}
+    text = config.get_text_config()
+    return ModelShapes(
+        tuple((name, tuple(p.shape)) for name, p in model.named_parameters()),
+        sum(buffers.values()),
+        text.num_hidden_layers,
+        text.hidden_size,
+        text.vocab_size,
+    )
+
+
+def build(
+    config: Any, kind: str, dtype: Any, attention: str | None = None, trust_remote_code: bool = False
+) -> nn.Module:
+    """The module of role `kind`, on the default device, with no weights loaded and none drawn."""
+    from torch import nn
+    from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
+    from transformers.initialization import no_init_weights
+
+    from hybrid.roles.models import PolicyModel, ValueModel
+
+    options = {"dtype": dtype, "trust_remote_code": trust_remote_code}
+    options |= {"attn_implementation": attention} if attention else {}
+    auto = {"policy": AutoModelForCausalLM, "critic": AutoModel, "reward": AutoModelForSequenceClassification}[kind]
+    with no_init_weights():
+        model = auto.from_config(config, **options)
+    model.tie_weights()
+    if kind == "policy":
+        return PolicyModel(model)
+    if kind == "critic":
+        return ValueModel(model, nn.Linear(config.get_text_config().hidden_size, 1, dtype=dtype))
+    return model

@@ -1,0 +1,135 @@
+"""A plan for people: tables and a verdict."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from hybrid.planning.footprint import Move, tier_bytes
+from hybrid.planning.plan import Plan
+from hybrid.planning.rows import host_rows, never_moving, optimizer_places, phase_rows, transition_rows
+from hybrid.planning.suggest import Suggestion
+
+NO_BREAK = "\u00a0"
+
+
+def human(nbytes: float) -> str:
+    """Bytes in the largest binary unit of which there is one: 1536 MiB -> "1.5 GiB"."""
+    for unit, size in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if abs(nbytes) >= size:
+            return f"{nbytes / size:{'.3g' if abs(nbytes) < 1000 * size else '.0f'}}{NO_BREAK}{unit}"
+    return f"{nbytes:.0f}{NO_BREAK}B"
+
+
+def show(plan: Plan, console: Console) -> None:
+    """Phases and tenants, transitions, host, choices and the verdict."""
+    cfg = plan.cfg
+    console.print(
+        Text.assemble(
+            (f"{cfg.model.path}", "bold"),
+            f"  {cfg.cluster.num_nodes} node(s) x {cfg.cluster.gpus_per_node} GPU(s) of "
+            f"{human(plan.limits.device_bytes)}, policy {cfg.memory.policy}",
+        )
+    )
+    console.print(_phases(plan))
+    console.print(_transitions(plan))
+    console.print(_host(plan))
+    for line in _choices(plan):
+        console.print(line)
+    console.print(verdict(plan))
+
+
+def verdict(plan: Plan) -> Text:
+    """One line: fits, with what headroom and cost, or what is short."""
+    if plan.fits:
+        tightest = min(phase_rows(plan), key=lambda row: plan.limits.device_bytes - row.peak_bytes)
+        free = plan.limits.device_bytes - tightest.peak_bytes
+        words = f" tightest in {tightest.phase}, {human(free)} free; {plan.seconds_per_step:.2f} s of movement per step"
+        return Text.assemble(("fits:", "bold green"), words)
+    return Text.assemble(("does not fit:", "bold red"), " " + "; ".join(shortage_lines(plan)))
+
+
+def shortage_lines(plan: Plan) -> list[str]:
+    """What is short, one line each."""
+    return [f"{s.where} is short by {human(s.nbytes)} per {s.per}" for s in plan.shortages]
+
+
+def suggestion_lines(found: list[Suggestion]) -> list[str]:
+    """Overrides that make the run fit, with what they cost."""
+    if not found:
+        return ["No single change makes it fit."]
+    lines = ["Single changes that make it fit, each planned again:"]
+    for each in found:
+        cost = f"{each.plan.seconds_per_step:.2f} s of movement per step"
+        lines.append(f"  {' '.join(each.overrides)}  ({cost})")
+    return lines
+
+
+def _phases(plan: Plan) -> Table:
+    """Phases across; tenants, working sets and overhead down."""
+    rows = phase_rows(plan)
+    table = Table(title="On each GPU, at the fullest moment of each phase", title_justify="left")
+    table.add_column("", no_wrap=True)
+    for row in rows:
+        table.add_column(row.phase, justify="right")
+    tenants = ["/".join(t.key) for t in plan.prediction.tenants if t.device_bytes]
+    working = list(dict.fromkeys(name for row in rows for name in row.working))
+    overhead = list(plan.prediction.overhead)
+    for names, part in ((tenants, "tenants"), (working, "working"), (overhead, "overhead")):
+        for name in names:
+            sizes = [getattr(row, part).get(name, 0) for row in rows]
+            table.add_row(name, *(human(size) if size else "-" for size in sizes), end_section=name == names[-1])
+    table.add_row("peak", *(human(row.peak_bytes) for row in rows), style="bold")
+    table.add_row("largest part", *(row.cause.replace(": ", ":\n").replace("/", "/\n") for row in rows), style="dim")
+    free = [plan.limits.device_bytes - row.peak_bytes for row in rows]
+    table.add_row("headroom", *(Text(human(size), style="red" if size < 0 else "green") for size in free))
+    return table
+
+
+def _transitions(plan: Plan) -> Table:
+    table = Table(title="Transitions, bytes copied and seconds on each GPU", title_justify="left")
+    for name in ("from", "to", "per step", "leave", "come"):
+        table.add_column(name)
+    for name in ("bytes", "seconds"):
+        table.add_column(name, justify="right", no_wrap=True)
+    sizes = {t.key: t.device_bytes for t in plan.prediction.tenants}
+    for row in transition_rows(plan):
+        filled = [move for move in row.moves if sizes[move.key]]
+        names = {kind: [_move(m) for m in filled if m.kind == kind] for kind in ("leave", "come")}
+        times = f"{row.times:.0f} x" if row.times >= 1 else "start, end"
+        cells = ["\n".join(names[kind]) or "-" for kind in ("leave", "come")]
+        table.add_row(row.previous, row.phase, times, *cells, human(row.nbytes), f"{row.seconds:.2f}")
+    return table
+
+
+def _move(move: Move) -> str:
+    return "/".join(move.key) + (f" {human(move.nbytes)}" if move.nbytes else ", nothing copied")
+
+
+def _host(plan: Plan) -> Table:
+    table = Table(title="On each node's host, besides", title_justify="left")
+    table.add_column("")
+    table.add_column("bytes", justify="right")
+    for name, size in host_rows(plan).items():
+        table.add_row(name, human(size))
+    room = "not bounded here" if plan.limits.tier_bytes is None else f"of {human(plan.limits.tier_bytes)}"
+    used = tier_bytes(plan.prediction, plan.residency)
+    table.add_row(f"slow tier ({plan.cfg.memory.tier})", f"{human(used)} {room}", style="bold")
+    return table
+
+
+def _choices(plan: Plan) -> list[str]:
+    cfg = plan.cfg
+    chosen = {True: "chosen", False: "given"}
+    cache = (
+        f"KV cache {human(cfg.rollout.kv_cache)} ({chosen['rollout.kv_cache' in cfg.autos]}); "
+        if cfg.uses_engines
+        else ""
+    )
+    tokens = f"{cfg.train.micro_batch_tokens} tokens ({chosen['train.micro_batch_tokens' in cfg.autos]})"
+    places = ", ".join(f"{role} {place}" for role, place in optimizer_places(plan).items())
+    return [
+        f"{cache}micro-batches of {tokens}; optimizer state: {places}",
+        f"never moving: {', '.join(never_moving(plan)) or 'nothing'}",
+    ]

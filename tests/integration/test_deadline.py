@@ -1,0 +1,40 @@
+"""A rank that does not answer is named, and shown at what it does."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from hybrid.errors import DeadlineExceeded
+from hybrid.pool import open_pool
+
+
+class Sleeper:
+    def leave(self, parts):
+        if parts:
+            self.waits_for_godot()
+
+    def waits_for_godot(self):
+        time.sleep(60)
+
+
+@pytest.fixture
+def pool(tmp_path):
+    made = open_pool(
+        num_nodes=1, gpus_per_node=2, processes_per_bundle=1, device="cpu", log_dir=tmp_path / "logs", dashboard=False
+    )
+    yield made
+    made.stop()
+
+
+def test_a_missed_barrier_names_the_rank_and_dumps_its_stack(pool):
+    workers = [pool.spawn(Sleeper, role="actor", rank=b.rank, bundle=b) for b in pool.bundles]
+    pool.wait([w.submit("leave", []) for w in workers], "warm-up", 60)
+    with pytest.raises(DeadlineExceeded) as error:
+        pool.wait([w.submit("leave", ["weights"] if w.rank else []) for w in workers], "actor.leave", 2)
+    message = str(error.value)
+    assert "actor.leave: no answer within 2 s from" in message
+    assert "actor rank 1 on node" in message and "actor rank 0 on node" not in message
+    assert "waits_for_godot" in message or "SYS_PTRACE" in message
+    assert "memory.barrier_timeout_s" in message
