@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from hybrid.config import RunConfig
-from hybrid.data.batches import Lengths
 from hybrid.errors import ConfigError
 from hybrid.planning.engine import (
     KVCache,
@@ -18,8 +17,8 @@ from hybrid.planning.engine import (
 )
 from hybrid.planning.facts import MachineFacts
 from hybrid.planning.machine_use import host_use, overhead
-from hybrid.planning.model_state import frozen_bytes, partition, trained_state
 from hybrid.planning.micro_batch import Workload, workload
+from hybrid.planning.model_state import frozen_bytes, partition, trained_state
 from hybrid.planning.passes import packed_pass, padded_pass
 from hybrid.planning.prediction import PhaseUse, Prediction, TenantSize
 from hybrid.planning.shapes import ModelShapes, read_config, shapes
