@@ -208,9 +208,13 @@ def main() -> int:
                 worst[kind] = max(worst[kind], abs(ratio - 1))
             label = f"{s.role} {s.model} ZeRO-{s.stage} {s.dtype} {'ckpt' if s.checkpointing else '    '} {s.budget:>4}"
             train, process = row["train"] / 2**20, row["process"] / 2**20
-            print(f"{label:42}", " ".join(f"{n} {r:.3f}" for n, r in ratios.items()), f"| {train:.0f}, {process:.0f} MiB")
+            print(
+                f"{label:42}", " ".join(f"{n} {r:.3f}" for n, r in ratios.items()), f"| {train:.0f}, {process:.0f} MiB"
+            )
     for kind, bound in BOUNDS.items():
-        print(f"{kind}: off by at most {worst[kind]:.1%} (bound {bound:.0%}): {'ok' if worst[kind] <= bound else 'MISSED'}")
+        print(
+            f"{kind}: off by at most {worst[kind]:.1%} (bound {bound:.0%}): {'ok' if worst[kind] <= bound else 'MISSED'}"
+        )
     return int(any(worst[kind] > bound for kind, bound in BOUNDS.items()))
 
 
