@@ -37,7 +37,7 @@ class Calibration:
     come_bytes_per_s: float
 
     def of(self, device: str, cfg: RunConfig) -> dict[str, Any]:
-        """Fields of `MachineFacts` that this replaces in a plan for `device`; a node's GPUs share its disk, and pinned copies its memory."""
+        """Fields of `MachineFacts` that this replaces in a plan for `device`. GPUs of a node share its disk."""
         if device != self.device:
             return {"source": "stated"}
         found: dict[str, Any] = {"role": self.role, "engine": self.engine, "source": "measured"}

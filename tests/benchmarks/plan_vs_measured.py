@@ -85,7 +85,6 @@ def config(folder: str, s: Setting):
 
 def measured_rank(rank: int, world: int, port: int, folder: str, settings: list[Setting]) -> list[dict]:
     """Rows of what this rank counted and measured; the first setting is the base that processes are compared with."""
-    import torch
     import torch.distributed as dist
 
     from hybrid.memory.probe import process_bytes, release_free_memory
