@@ -96,4 +96,4 @@ def machine_facts(cfg: RunConfig, gpu: str | None = None) -> MachineFacts:
 
     facts = stated_facts(cfg, gpu)
     measured = stored() if gpu is None else None
-    return facts if measured is None else replace(facts, source="measured", **measured.of(facts.device, cfg))
+    return facts if measured is None else replace(facts, **measured.of(facts.device, cfg))

@@ -7,6 +7,8 @@ from hybrid.planning.facts import MIB, MachineFacts
 
 HOST_ROLE, HOST_ENGINE, HOST_DRIVER = 1300 * MIB, 1800 * MIB, 900 * MIB
 """Host memory of a process of a CUDA run and of the driver; stated, not measured."""
+OBJECT_STORE_BYTES = 512 * MIB
+"""As `hybrid.pool` asks of Ray; importing that would start half of Ray for a plan."""
 RAY_BYTES = 1000 * MIB
 """Ray's own processes on a node (GCS, raylet, dashboard)."""
 
@@ -33,8 +35,6 @@ def overhead(cfg: RunConfig, machine: MachineFacts) -> dict[str, int]:
 
 def host_use(cfg: RunConfig, exported: int) -> dict[str, int]:
     """Host memory of a node besides tenants; on CPU the processes are the device's. `exported`: bytes of the model that is written."""
-    from hybrid.pool import OBJECT_STORE_BYTES
-
     found = {"Ray's object store": OBJECT_STORE_BYTES, "Ray": RAY_BYTES, "driver": HOST_DRIVER}
     if cfg.cluster.device == "cuda":
         gpus = cfg.cluster.gpus_per_node

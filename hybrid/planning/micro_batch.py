@@ -55,9 +55,13 @@ def packed_tokens(rows: list[Lengths], share_prompts: bool) -> int:
 
 
 def _filled(rows: list[Lengths], budget: int, share: bool) -> list[Lengths]:
-    """`rows` and one more of another group, as long as `budget` leaves room for; unchanged where that is not even half a prompt."""
+    """`rows` and more of another prompt, until `budget` is used up; unchanged where there is no room for one."""
     room = budget - packed_tokens(rows, share)
-    prompt = min(rows[0].prompt, room // 2)
-    if prompt < 1:
-        return rows
-    return [*rows, Lengths(rows[-1].group + 1, prompt, min(rows[0].response, room - prompt + 1))]
+    group, prompt, response = rows[-1].group + 1, min(rows[0].prompt, room // 2), rows[0].response
+    more: list[Lengths] = []
+    while (left := room - (packed_tokens(more, share) or prompt)) > 0 and prompt > 0:
+        fed = left if share or not more else left - prompt
+        if fed < 1 or response < 2:
+            break
+        more.append(Lengths(group, prompt, min(response, fed + 1)))
+    return [*rows, *more]

@@ -52,6 +52,8 @@ def train_parts(trace: Trace, model: ModelShapes, p: Partition, element_bytes: i
         gradients = trace.growing[name] - trace.highest[name] if grows else 0
         extra = {"gradients": gradients + _kept(p, element_bytes, name, micro_batches)}
         moments.append(_moment(trace, name, extra, gathered, prefetch))
+    if p.stage == 2 and p.whole > p.bucket:
+        moments.append(_first_reduction(trace, p, element_bytes, micro_batches))
     return peak([*moments, *_without_activations(p, element_bytes, micro_batches)])
 
 
@@ -72,12 +74,21 @@ def _kept(p: Partition, e: int, moment: str, micro_batches: int) -> int:
     if p.stage == 1:  # reduced at the end of the last pass; the bucket, made by the first gradient, stays until then
         return (p.whole * e if several else 0) + (bucket if several or has_gradients else 0)
     if p.stage == 2:
-        earlier = p.gradients * e if several else 0
-        overflows = (
-            p.whole > p.bucket
-        )  # a full bucket is reduced during the pass: this rank's part, and a flat copy on the way
-        return earlier + ((bucket + (p.gradients * e + bucket if overflows else 0)) if has_gradients else 0)
+        return (p.gradients * e if several else 0) + (bucket if has_gradients else 0)
     return 0  # ZeRO-3's buffers are a tenant
+
+
+def _first_reduction(trace: Trace, p: Partition, e: int, micro_batches: int) -> Parts:
+    """ZeRO-2 with more parameters than a bucket reduces the first full one during the pass: through a flat copy, then into this rank's
+    part. Activations are dropped as gradients come, evenly over the layers."""
+    passed = p.bucket / p.whole
+    last, first = (trace.highest.get(name, trace.peak) for name in ("last layer", "first layer"))
+    earlier = p.gradients * e if micro_batches > 1 else 0
+    return {
+        "activations": int(last + passed * (min(first, last) - last)),
+        "gradients": earlier + p.bucket * e,
+        "reduction": max(p.gradients, min(p.bucket, p.share)) * e,
+    }
 
 
 def _without_activations(p: Partition, e: int, micro_batches: int) -> list[Parts]:

@@ -1,0 +1,134 @@
+"""What this machine's processes take and how fast its slow tier is, measured once and kept.
+
+Kept as JSON in `$XDG_CACHE_HOME/hybrid/calibration.json` (default ~/.cache), by host, GPU and versions: another torch is another machine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import socket
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from hybrid.config import RunConfig, machine
+from hybrid.planning.facts import ProcessBytes
+
+PACKAGES = ("torch", "transformers", "deepspeed", "vllm", "ray")
+PROBE_BYTES = 512 * 2**20
+"""Written and read to time the slow tier."""
+TIMEOUT_S = 600.0
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Bytes of processes (see `ProcessBytes`), and bytes per second of one process alone with the tier that was measured."""
+
+    device: str
+    tier: str
+    role: ProcessBytes
+    engine: ProcessBytes
+    leave_bytes_per_s: float
+    come_bytes_per_s: float
+
+    def of(self, device: str, cfg: RunConfig) -> dict[str, Any]:
+        """Fields of `MachineFacts` that this replaces in a plan for `device`. GPUs of a node share its disk."""
+        if device != self.device:
+            return {"source": "stated"}
+        found: dict[str, Any] = {"role": self.role, "engine": self.engine, "source": "measured"}
+        if self.tier == cfg.memory.tier:
+            users = cfg.cluster.gpus_per_node if self.tier == "file" else 1
+            found["leave_bytes_per_s"] = self.leave_bytes_per_s / users
+            found["come_bytes_per_s"] = self.come_bytes_per_s / users
+        return found
+
+
+def calibration_file() -> Path:
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "hybrid" / "calibration.json"
+
+
+def machine_key() -> str:
+    """Names this host, its GPU and the versions of what fills memory."""
+    gpu = _gpu_name() if machine.visible_gpus() else "cpu"
+    versions = " ".join(f"{package} {_version(package)}" for package in PACKAGES)
+    return f"{socket.gethostname()} | {gpu} | python {platform.python_version()} {versions}"
+
+
+def stored() -> Calibration | None:
+    """What `calibrate` measured on this machine, None before it did."""
+    row = _read().get(machine_key())
+    if row is None:
+        return None
+    return Calibration(**row | {name: ProcessBytes(**row[name]) for name in ("role", "engine")})
+
+
+def calibrate(cfg: RunConfig) -> Calibration:
+    """Measure this machine with the processes that a resolved `cfg` starts, and keep it. About a minute; Ray is started and ended.
+
+    A role is two ranks with a tiny model, an engine is one with the profile's tokenizer; what they hold on purpose is taken off. Raises
+    `HybridError` when Ray or vLLM does not start.
+    """
+    from hybrid.planning.probes import measure_processes
+
+    with tempfile.TemporaryDirectory(prefix="hybrid-calibration-") as folder:
+        role, engine = measure_processes(cfg, Path(folder), TIMEOUT_S)
+    leave, come = tier_speed(cfg)
+    found = Calibration(cfg.cluster.device, cfg.memory.tier, role, engine, leave, come)
+    _write(_read() | {machine_key(): asdict(found)})
+    return found
+
+
+def tier_speed(cfg: RunConfig) -> tuple[float, float]:
+    """Bytes per second out of the device and back, through the tier of `cfg`; the second round counts, as in a run."""
+    import torch
+
+    from hybrid.memory.swap import StorageSwap
+    from hybrid.memory.tiers import make_tier
+
+    with tempfile.TemporaryDirectory(dir=_existing(Path(cfg.memory.swap_dir)), prefix="hybrid-calibration-") as folder:
+        swap = StorageSwap(make_tier(cfg.memory.tier, folder), cfg.cluster.device)
+        tensor = torch.ones(PROBE_BYTES, dtype=torch.uint8, device=cfg.cluster.device)
+        for _ in range(2):
+            started = time.perf_counter()
+            swap.leave("probe", [("probe", tensor.untyped_storage())])
+            left = time.perf_counter()
+            swap.come("probe")
+            came = time.perf_counter()
+    return PROBE_BYTES / (left - started), PROBE_BYTES / (came - left)
+
+
+def _existing(folder: Path) -> Path:
+    """`folder` or the nearest of its parents that is there: on the same disk."""
+    return next(p for p in (folder, *folder.parents) if p.is_dir())
+
+
+def _gpu_name() -> str:
+    import torch
+
+    return torch.cuda.get_device_name(0)
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "-"
+
+
+def _read() -> dict[str, Any]:
+    file = calibration_file()
+    return json.loads(file.read_text()) if file.is_file() else {}
+
+
+def _write(rows: dict[str, Any]) -> None:
+    file = calibration_file()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    aside = file.with_suffix(f".{os.getpid()}")
+    aside.write_text(json.dumps(rows, indent=2))
+    aside.replace(file)

@@ -1,0 +1,222 @@
+"""The plan against what was counted and measured, on CPU: two ranks of a role without Ray, model sizes and settings of which no formula
+was made. `python tests/benchmarks/plan_vs_measured.py` from the repository's root, with it on PYTHONPATH; about five minutes on two cores.
+
+Static: parts against the bytes of their storages. Dynamic: a step's and a forward pass's allocations above what was there, counted by
+torch's allocator (its profiler's memory events). Process: the kernel's high-water mark against predicted bytes on top of a process with
+a model that is not among the settings. Bounds: 1 %, 10 %, 10 %.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from launch.tiny_models import make_tiny_llama
+from tests.integration.ranks import run_ranks
+
+MODELS = {
+    "small": dict(
+        hidden_size=384, intermediate_size=1024, num_hidden_layers=6, num_attention_heads=6, num_key_value_heads=2,
+        head_dim=64, vocab_size=8192, tie_word_embeddings=True,
+    ),
+    "large": dict(
+        hidden_size=640, intermediate_size=1728, num_hidden_layers=10, num_attention_heads=10, num_key_value_heads=5,
+        head_dim=64, vocab_size=12288,
+    ),
+}  # fmt: skip
+BOUNDS = {"static": 0.01, "dynamic": 0.10, "process": 0.10}
+
+
+@dataclass(frozen=True)
+class Setting:
+    model: str
+    stage: int
+    checkpointing: bool
+    budget: int
+    dtype: str = "bfloat16"
+    role: str = "actor"
+
+
+SETTINGS = [
+    Setting("small", 0, False, 512),
+    Setting("small", 1, False, 512),
+    Setting("small", 2, True, 1024),
+    Setting("small", 3, False, 1024),
+    Setting("small", 2, False, 512, "float32"),
+    Setting("small", 2, False, 1024, role="critic"),
+    Setting("large", 0, True, 1024),
+    Setting("large", 1, False, 512),
+    Setting("large", 2, False, 1024),
+    Setting("large", 3, False, 512),
+    Setting("large", 2, True, 512),
+    Setting("large", 3, True, 1024, "float32"),
+]
+
+
+def config(folder: str, s: Setting):
+    """The resolved profile of a setting."""
+    from hybrid.config import RunConfig, resolve
+
+    trained = {"zero_stage": s.stage}
+    return resolve(
+        RunConfig.model_validate(
+            {
+                "cluster": {"device": "cpu", "gpus_per_node": 2},
+                "model": {
+                    "path": f"{folder}/{s.model}",
+                    "dtype": s.dtype,
+                    "gradient_checkpointing": s.checkpointing,
+                    "attention": "sdpa",
+                },
+                "actor": trained,
+                "critic": trained if s.role == "critic" else None,
+                "algorithm": {"advantage": "gae" if s.role == "critic" else "group_norm"},
+                "rollout": {"samples_per_prompt": 4, "max_new_tokens": 64},
+                "train": {"steps": 1, "prompts_per_step": 32, "micro_batch_tokens": s.budget},
+                "data": {"train": "reasoning_gym:chain_sum", "max_prompt_tokens": 96},
+                "reward": {"function": "reasoning_gym"},
+            }
+        )
+    )
+
+
+def measured_rank(rank: int, world: int, port: int, folder: str, settings: list[Setting]) -> list[dict]:
+    """Rows of what this rank counted and measured; the first setting is the base that processes are compared with."""
+    import torch.distributed as dist
+
+    from hybrid.memory.probe import process_bytes, release_free_memory
+
+    rows, base = [], 0
+    for s in settings:
+        worker = _worker(s.role, rank, world, folder)
+        if not dist.is_initialized():
+            if rank == 0:
+                worker.store = dist.TCPStore("127.0.0.1", port, world, is_master=True, wait_for_workers=False)
+            worker.join("127.0.0.1", port)
+        row = _measure(worker, config(folder, s), s, rank)
+        row["base"] = base
+        rows.append(row)
+        del worker
+        gc.unfreeze()
+        gc.collect()
+        release_free_memory("cpu")
+        base = base or process_bytes().rss
+    return rows
+
+
+def _worker(role: str, rank: int, world: int, folder: str):
+    from hybrid.roles.actor import ActorWorker
+    from hybrid.roles.critic import CriticWorker
+
+    cls = CriticWorker if role == "critic" else ActorWorker
+    return cls(role, rank, world, "here", "cpu", 1, 240.0, tier="file", swap_dir=f"{folder}/swap")
+
+
+def _measure(worker, cfg, s: Setting, rank: int) -> dict:
+    import torch
+
+    from hybrid.planning.micro_batch import workload
+    from hybrid.roles.models import ModelOptions
+    from hybrid.roles.packing import Row
+    from hybrid.roles.zero import ZeroOptions
+
+    dtype = getattr(torch, s.dtype)
+    worker.load(
+        ModelOptions(cfg.model.path, dtype, "sdpa", s.checkpointing),
+        ZeroOptions(s.stage, dtype, (0.9, 0.95), 1e-8, 0.0, 1.0),
+    )
+    generator = torch.Generator().manual_seed(rank)
+    draw = lambda n: torch.randint(3, 500, (n,), generator=generator).tolist()  # noqa: E731
+    micro = [Row(r.group, draw(r.prompt), draw(r.response)) for r in workload(cfg, 32).rows]
+    train = lambda: _train(worker, s.role, [micro, micro])  # noqa: E731
+    train()  # the first step makes the moments
+    worker.take_peak()
+    train()
+    process = worker.take_peak().peak_bytes
+    static = worker.count()
+    forward = lambda: worker.values([micro]) if s.role == "critic" else worker.logprobs([micro], 1.0)  # noqa: E731
+    return {"static": static, "process": process, "train": _allocated(train), "forward": _allocated(forward)}
+
+
+def _train(worker, role: str, micros: list) -> None:
+    import torch
+
+    from hybrid.roles.objective import PolicyObjective, PolicyRow, ValueRow
+
+    if role == "critic":
+        rows = [[ValueRow(r, *(torch.zeros(len(r.response)) for _ in range(2))) for r in m] for m in micros]
+        worker.train(rows, 0.2, 1000.0, 1e-6)
+        return
+    objective = PolicyObjective(
+        kind="ppo", reduction="token_mean", clip_low=0.2, clip_high=0.2, dual_clip=None, kl_coef=0.0, kl_kind="k3",
+        temperature=1.0, max_tokens=64, normalizer=1000.0, sampler_bound=None,
+    )  # fmt: skip
+    rows = [
+        [PolicyRow(r, torch.ones(len(r.response)), torch.full((len(r.response),), -6.0), None, None) for r in m]
+        for m in micros
+    ]
+    worker.train(rows, objective, 1e-6)
+
+
+def _allocated(run) -> int:
+    """Highest bytes that `run` had allocated beyond those at its start."""
+    from torch.profiler import ProfilerActivity, profile
+
+    gc.collect()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        run()
+    events = profiler.profiler.kineto_results.events()
+    live = peak = 0
+    for _, size in sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]"):
+        live += size
+        peak = max(peak, live)
+    return peak
+
+
+def compare(folder: str, s: Setting, row: dict) -> dict[str, float]:
+    """Predicted over measured, by kind."""
+    from hybrid.planning.predict import MachineFacts, predict
+
+    prediction = predict(config(folder, s), MachineFacts())
+    phases = {use.phase: use.working_bytes for use in prediction.phases}
+    parts = {part: prediction.tenant(s.role, part).device_bytes for part in ("weights", "gradients", "optimizer")}
+    ratios = {part: size / row["static"][part] if size else 1.0 for part, size in parts.items()}
+    train = phases[f"train_{s.role}"]
+    ratios |= {"train": train / row["train"], "forward": phases["forward"] / row["forward"]}
+    if s.role == "critic":
+        del ratios["forward"]  # the phase's peak is the actor's
+    return ratios | {"process": (row["base"] + sum(parts.values()) + train) / row["process"]}
+
+
+def main() -> int:
+    with tempfile.TemporaryDirectory() as folder:
+        for name, fields in MODELS.items():
+            make_tiny_llama(Path(folder) / name, **fields)
+        make_tiny_llama(Path(folder) / "base")
+        base = Setting("base", 2, False, 512)
+        # A pair of fresh processes each: what one setting leaves in the allocator would count for the next.
+        rows = [run_ranks(measured_rank, folder, [base, s], timeout_s=300)[0][1] for s in SETTINGS]
+        worst = dict.fromkeys(BOUNDS, 0.0)
+        print("predicted / measured")
+        for s, row in zip(SETTINGS, rows, strict=True):
+            ratios = compare(folder, s, row)
+            for name, ratio in ratios.items():
+                kind = name if name == "process" else "dynamic" if name in ("train", "forward") else "static"
+                worst[kind] = max(worst[kind], abs(ratio - 1))
+            label = f"{s.role} {s.model} ZeRO-{s.stage} {s.dtype} {'ckpt' if s.checkpointing else '    '} {s.budget:>4}"
+            train, process = row["train"] / 2**20, row["process"] / 2**20
+            print(
+                f"{label:42}", " ".join(f"{n} {r:.3f}" for n, r in ratios.items()), f"| {train:.0f}, {process:.0f} MiB"
+            )
+    for kind, bound in BOUNDS.items():
+        print(
+            f"{kind}: off by at most {worst[kind]:.1%} (bound {bound:.0%}): {'ok' if worst[kind] <= bound else 'MISSED'}"
+        )
+    return int(any(worst[kind] > bound for kind, bound in BOUNDS.items()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

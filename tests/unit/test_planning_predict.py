@@ -1,0 +1,179 @@
+"""From a resolved profile to bytes: what moves what, on tiny models; no weights are there."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from hybrid.config import RunConfig, resolve
+from hybrid.errors import ConfigError
+from hybrid.planning.calibration import calibration_file
+from hybrid.planning.engine import engine_weights, kv_cache, vocab_shard
+from hybrid.planning.facts import ProcessBytes, stated_facts
+from hybrid.planning.known_gpus import find_gpu, known_gpus
+from hybrid.planning.micro_batch import packed_tokens, workload
+from hybrid.planning.passes import packed_pass
+from hybrid.planning.predict import MachineFacts, predict
+from hybrid.planning.shapes import read_config, shapes
+from hybrid.roles import attention
+from launch.tiny_models import tiny_config
+
+MIB = 2**20
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    tiny_config(
+        vocab_size=8192,
+        hidden_size=512,
+        intermediate_size=1024,
+        num_hidden_layers=6,
+        architectures=["LlamaForCausalLM"],
+    ).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture
+def plan(model):
+    def of(**changes):
+        return predict(config(model, **changes), MachineFacts())
+
+    return of
+
+
+def config(path: str, **changes) -> RunConfig:
+    sections = {
+        "cluster": {"device": "cpu", "gpus_per_node": 2},
+        "model": {"path": path, "dtype": "bfloat16", "attention": "sdpa"},
+        "rollout": {"samples_per_prompt": 4, "max_new_tokens": 128, "kv_cache": 8 * MIB},
+        "train": {"steps": 1, "prompts_per_step": 32, "micro_batch_tokens": 1024},
+        "data": {"train": "reasoning_gym:chain_sum", "max_prompt_tokens": 128},
+        "reward": {"function": "reasoning_gym"},
+        "memory": {"device_bytes": 4 * 2**30},
+    }
+    for name, keys in changes.items():
+        sections[name] = sections.get(name, {}) | keys
+    return resolve(RunConfig.model_validate(sections))
+
+
+def working(prediction, phase: str) -> int:
+    return next(use.working_bytes for use in prediction.phases if use.phase == phase)
+
+
+def test_tenants_are_those_that_the_run_will_have(plan):
+    keys = [t.key for t in plan(algorithm={"advantage": "gae", "kl_coef": 0.1}).tenants]
+    parts = ("weights", "gradients", "optimizer")
+    trained = [(role, part) for role in ("actor", "critic") for part in parts]
+    assert keys == [*trained, ("reference", "weights"), ("rollout", "weights"), ("rollout", "kv_cache")]
+
+
+def test_a_frozen_model_is_copied_out_once_and_engine_weights_stay_on_cpu(plan):
+    found = plan(algorithm={"kl_coef": 0.1})
+    reference, rollout = found.tenant("reference", "weights"), found.tenant("rollout", "weights")
+    assert reference.leave_bytes == 0 and reference.come_bytes == reference.host_bytes == reference.device_bytes > 0
+    assert not rollout.movable
+
+
+def test_checkpointing_and_a_smaller_budget_take_less(plan):
+    whole = working(plan(), "train_actor")
+    assert working(plan(model={"gradient_checkpointing": True}), "train_actor") < 0.7 * whole
+    assert working(plan(train={"micro_batch_tokens": 512}), "train_actor") < 0.7 * whole
+
+
+def test_zero_3_gathers_what_zero_2_holds(plan):
+    by_stage = {stage: plan(actor={"zero_stage": stage}) for stage in (2, 3)}
+    weights = {stage: p.tenant("actor", "weights").device_bytes for stage, p in by_stage.items()}
+    gathered = next(use.parts for use in by_stage[3].phases if use.phase == "forward")["gathered parameters"]
+    assert weights[3] < 0.6 * weights[2] and gathered >= 0.9 * weights[2]
+
+
+def test_an_unknown_gpu_leaves_the_kv_cache_unknown(model):
+    cfg = config(model)
+    cfg = cfg.model_copy(update={"rollout": cfg.rollout.model_copy(update={"kv_cache": "auto"})})
+    with pytest.raises(ConfigError, match="kv_cache"):
+        predict(cfg, MachineFacts())
+
+
+def test_micro_batches_are_as_full_as_the_budget(model):
+    work = workload(config(model), 32)
+    assert work.micro_batches == 16  # a group feeds 128 + 4 x 127 = 636 tokens: two do not fit, and a rank has 16
+    assert packed_tokens(list(work.rows), True) == 1024
+
+
+def test_a_trace_of_few_layers_stands_for_many(model):
+    """Six layers extrapolated from two and three, against all six traced."""
+    from hybrid.planning import working_set
+
+    rows = workload(config(model), 32).rows
+    options = dict(
+        dtype=torch.bfloat16, implementation="sdpa", checkpointing=False, backward=True, trust_remote_code=False
+    )
+    extrapolated = packed_pass(model, "policy", rows, **options)
+    whole = {}
+    original = working_set._extrapolate
+    working_set._extrapolate = lambda two, three, layers: whole.setdefault("trace", three)
+    once = working_set._trace_once
+    working_set._trace_once = lambda make, layers, run, backward: once(
+        make, 6 if layers == 3 else layers, run, backward
+    )
+    try:
+        packed_pass.__wrapped__(model, "policy", rows, **options)
+    finally:
+        working_set._extrapolate, working_set._trace_once = original, once
+    assert extrapolated.highest == pytest.approx(
+        {k: whole["trace"].highest[k] for k in extrapolated.highest}, rel=0.001
+    )
+    assert extrapolated.growing == pytest.approx(
+        {k: whole["trace"].growing[k] for k in extrapolated.growing}, rel=0.001
+    )
+
+
+def test_a_plan_leaves_no_fake_mask_in_the_cache_of_the_attention(plan):
+    plan()
+    assert attention.segment_mask.cache_info().currsize == 0
+
+
+def test_engine_weights_are_cut_and_kv_heads_repeated(model):
+    found, cfg = shapes(model, "policy"), read_config(model)
+    whole, half = (engine_weights(found, cfg, tp, 2, "cuda") for tp in (1, 2))
+    assert 0.5 * whole < half < 0.52 * whole  # norms and the rotary table are on both
+    assert engine_weights(found, cfg, 1, 2, "cpu") - whole == 2 * 8192 * 512 * 2  # packed embedding and head
+    assert vocab_shard(50257, 1) == 50304
+    one, four = (kv_cache(cfg, tp, 2, "cuda", 8 * MIB, 256) for tp in (1, 4))
+    assert one.bytes_per_token == 2 * 6 * 2 * 32 * 2 and four.bytes_per_token == one.bytes_per_token / 2
+    assert one.sequences == (8 * MIB // (one.bytes_per_token * 16) - 1) // 16
+
+
+def test_gpus_by_name_or_size():
+    assert find_gpu("NVIDIA A100 80GB") == known_gpus()["A100-80GB"]
+    assert find_gpu("h100").name == "H100-SXM" and find_gpu("a10").name == "A10"
+    assert find_gpu("80GiB").nbytes == 80 * 2**30
+    with pytest.raises(ConfigError, match="H200"):
+        find_gpu("voodoo2")
+
+
+def test_a_gpu_that_is_not_here_is_planned_for(model):
+    cfg = config(model, cluster={"device": "cuda", "gpus_per_node": 8}, memory={"device_bytes": 80 * 2**30})
+    facts = stated_facts(cfg, "H100 SXM")
+    found = predict(cfg, facts)
+    assert facts.leave_bytes_per_s == pytest.approx(0.6 * 64e9)
+    assert found.overhead["CUDA contexts"] == 2 * facts.role.private
+    assert found.tenant("rollout", "weights").movable
+    assert found.tenant("actor", "weights").host_bytes == 256 * MIB  # a pinned slab
+
+
+def test_a_calibration_is_found_again(model, monkeypatch, tmp_path):
+    from dataclasses import asdict
+
+    from hybrid.planning import calibration
+    from hybrid.planning.facts import machine_facts
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    cfg = config(model)
+    assert machine_facts(cfg).source == "stated"
+    found = calibration.Calibration("cpu", "file", ProcessBytes(1, 2), ProcessBytes(3, 4), 8e9, 4e9)
+    calibration._write({calibration.machine_key(): asdict(found)})
+    assert calibration_file() == tmp_path / "hybrid" / "calibration.json"
+    facts = machine_facts(cfg)
+    assert (facts.source, facts.role, facts.leave_bytes_per_s) == ("measured", ProcessBytes(1, 2), 4e9)
