@@ -38,6 +38,8 @@ def find_gpu(text: str) -> Gpu:
     Raises `ConfigError` with the names that are known.
     """
     wanted = _plain(text)
+    if not any(_plain(name).startswith(wanted) for name in known_gpus()):
+        wanted = re.sub(r"(?<=[a-z0-9]{2})\d{2,3}gb$", "", wanted)  # H100-80GB: it comes in one size
     names = [name for name in known_gpus() if wanted and _plain(name).startswith(wanted)]
     exact = [name for name in names if _plain(name) == wanted]
     if names and not wanted.isdigit():

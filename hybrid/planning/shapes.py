@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from math import prod
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import yaml
 
 from hybrid.errors import ConfigError
 
@@ -37,19 +40,31 @@ class ModelShapes:
 
 
 def read_config(path: str, trust_remote_code: bool = False) -> Any:
-    """The transformers config of a model folder, or of a hub name whose config.json is in the hub's cache.
+    """The transformers config of a model folder or a hub name: from the folder or the hub's cache, else as known (`known_models.yaml`),
+    else from the hub.
 
-    Raises `ConfigError` when it is neither.
+    Raises `ConfigError` when there is none.
     """
     from transformers import AutoConfig
 
     try:
         return AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code, local_files_only=True)
+    except (OSError, ValueError):
+        if path in known_models():
+            return AutoConfig.for_model(**known_models()[path])
+    try:
+        return AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"model.path={path}: its config.json is not here, and a plan is made from it. Name a folder that holds one, or download it: "
-            f"huggingface-cli download {path} config.json."
+            f"The config.json of {path}, from which a plan is made, is neither here nor on the hub ({str(error).splitlines()[0]}). Name a "
+            f"folder that holds one, or download it where there is a network: hf download {path} config.json."
         ) from error
+
+
+@cache
+def known_models() -> dict[str, dict[str, Any]]:
+    rows = yaml.safe_load((Path(__file__).parent / "known_models.yaml").read_text())
+    return {name: row["config"] for row in rows for name in row["names"]}
 
 
 @lru_cache(maxsize=16)
