@@ -73,7 +73,7 @@ class _TokenLogprobs(torch.autograd.Function):
     def forward(ctx, logits_CV, targets_C, temperature, with_entropy, entropy_gradient, may_overwrite):
         lse_C = logits_CV.new_empty(len(logits_CV), dtype=torch.float32)
         entropies_C = torch.empty_like(lse_C) if with_entropy else None
-        for block in _blocks(logits_CV):
+        for block in row_blocks(logits_CV, logits_CV.device.type):
             scaled_BV = _scaled(logits_CV[block], temperature)
             lse_C[block] = lse_B = scaled_BV.logsumexp(-1)
             if with_entropy:
@@ -91,7 +91,7 @@ class _TokenLogprobs(torch.autograd.Function):
         logits_CV, targets_C, lse_C, entropies_C = ctx.saved_tensors
         grad_CV = logits_CV if ctx.may_overwrite else torch.empty_like(logits_CV)
         of_logprobs_C1 = grad_logprobs_C[:, None] / ctx.temperature
-        for block in _blocks(logits_CV):
+        for block in row_blocks(logits_CV, logits_CV.device.type):
             log_probs_BV = _scaled(logits_CV[block], ctx.temperature) - lse_C[block][:, None]
             factor_B = -of_logprobs_C1[block]
             if entropies_C is not None:
@@ -102,11 +102,11 @@ class _TokenLogprobs(torch.autograd.Function):
         return grad_CV, None, None, None, None, None
 
 
-def _blocks(logits_CV: Tensor) -> list[slice]:
-    """Slices of rows. On CPU so few that what is computed from them stays in the cache: new memory costs more there than the arithmetic
-    on it. On CUDA all rows."""
+def row_blocks(logits_CV: Tensor, device: str) -> list[slice]:
+    """Slices of rows, all computed alike. On CPU so few rows that what is computed from them stays in the cache: new memory costs more
+    there than the arithmetic on it. On CUDA all rows."""
     rows, vocabulary = logits_CV.shape
-    size = max(1, CACHED_ELEMENTS // vocabulary) if logits_CV.device.type == "cpu" else max(1, rows)
+    size = max(1, CACHED_ELEMENTS // vocabulary) if device == "cpu" else max(1, rows)
     return [slice(start, start + size) for start in range(0, rows, size)]
 
 

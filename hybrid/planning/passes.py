@@ -31,6 +31,7 @@ def packed_pass(
     implementation: str,
     checkpointing: bool,
     backward: bool,
+    device: str,
     trust_remote_code: bool,
 ) -> Trace:
     """One micro-batch of `rows` through the "policy" or "critic" that `path`'s config describes, as `roles.models` runs it.
@@ -52,11 +53,11 @@ def packed_pass(
         batch = pack([Row(row.group, [0] * row.prompt, [0] * row.response) for row in rows], shared)
         return model(batch, 1.0)[0] if kind == "policy" else model(batch)
 
-    return trace(make, config.get_text_config().num_hidden_layers, run, backward)
+    return trace(make, config.get_text_config().num_hidden_layers, run, backward, device)
 
 
 @lru_cache(maxsize=16)
-def padded_pass(path: str, rows: int, width: int, *, dtype: torch.dtype, trust_remote_code: bool) -> Trace:
+def padded_pass(path: str, rows: int, width: int, *, dtype: torch.dtype, device: str, trust_remote_code: bool) -> Trace:
     """`rows` x `width` tokens through a reward model, forward only. Masks are of no effect on the memory of one that needs none."""
     config = read_config(path, trust_remote_code)
     config.pad_token_id = config.pad_token_id or 0
@@ -68,7 +69,7 @@ def padded_pass(path: str, rows: int, width: int, *, dtype: torch.dtype, trust_r
     def make(layers: int) -> nn.Module:
         return build(with_layers(config, layers), "reward", dtype, None, trust_remote_code).eval()
 
-    return trace(make, config.get_text_config().num_hidden_layers, run, backward=False)
+    return trace(make, config.get_text_config().num_hidden_layers, run, False, device)
 
 
 def with_layers(config: Any, layers: int) -> Any:

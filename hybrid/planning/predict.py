@@ -161,7 +161,16 @@ class _Run:
         rows = min(samples, max(1, self.cfg.reward.batch_tokens // width))
         trust = self.cfg.model.trust_remote_code
         return forward_parts(
-            padded_pass(self.path("reward"), rows, width, dtype=self.dtype, trust_remote_code=trust), 0, 0
+            padded_pass(
+                self.path("reward"),
+                rows,
+                width,
+                dtype=self.dtype,
+                device=self.cfg.cluster.device,
+                trust_remote_code=trust,
+            ),
+            0,
+            0,
         )
 
     def forward(self) -> Parts:
@@ -194,6 +203,7 @@ class _Run:
             implementation=self.cfg.model.attention,
             checkpointing=checkpointing and backward,
             backward=backward,
+            device=self.cfg.cluster.device,
             trust_remote_code=self.cfg.model.trust_remote_code,
         )
 

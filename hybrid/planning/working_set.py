@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -18,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from hybrid.algorithms import logprobs
 from hybrid.roles import attention
 
 BEFORE_GRADIENTS = ("trunk", "head")
@@ -87,20 +89,24 @@ class _Counter(TorchDispatchMode):
 
 
 def trace(
-    make: Callable[[int], nn.Module], layers: int, run: Callable[[nn.Module], torch.Tensor], backward: bool
+    make: Callable[[int], nn.Module],
+    layers: int,
+    run: Callable[[nn.Module], torch.Tensor],
+    backward: bool,
+    device: str,
 ) -> Trace:
     """The memory of `run(model)` and, with `backward`, of the backward pass of the sum of what it returns.
 
-    `make(n)` builds the model with n of its `layers` layers; both functions are called under fake tensors. What the model itself holds
-    is not counted.
+    `make(n)` builds the model with n of its `layers` layers; both functions are called under fake tensors, which stand for those of
+    `device`. What the model itself holds is not counted.
     """
     if layers <= 3:
-        return _trace_once(make, layers, run, backward)
-    return _extrapolate(_trace_once(make, 2, run, backward), _trace_once(make, 3, run, backward), layers)
+        return _trace_once(make, layers, run, backward, device)
+    return _extrapolate(*(_trace_once(make, few, run, backward, device) for few in (2, 3)), layers)
 
 
-def _trace_once(make, layers: int, run, backward: bool) -> Trace:
-    with _fake_tensors():
+def _trace_once(make, layers: int, run, backward: bool, device: str) -> Trace:
+    with _fake_tensors(device):
         model = make(layers)
         counter = _Counter([*model.parameters(), *model.buffers()])
         _watch_layers(_layers_of(model), counter)
@@ -114,11 +120,13 @@ def _trace_once(make, layers: int, run, backward: bool) -> Trace:
 
 
 @contextmanager
-def _fake_tensors() -> Iterator[None]:
-    """Tensors without bytes; none of them stays in a cache of the role's code."""
+def _fake_tensors(device: str) -> Iterator[None]:
+    """Tensors without bytes; none of them stays in a cache of the role's code. Of blocks that are computed alike the first stands for
+    all: a large vocabulary has thousands on CPU."""
+    row_blocks = logprobs.row_blocks
     attention.segment_mask.cache_clear()
     try:
-        with FakeTensorMode():
+        with FakeTensorMode(), patch.object(logprobs, "row_blocks", lambda logits, _: row_blocks(logits, device)[:1]):
             yield
     finally:
         attention.segment_mask.cache_clear()

@@ -107,7 +107,12 @@ def test_a_trace_of_few_layers_stands_for_many(model):
 
     rows = workload(config(model), 32).rows
     options = dict(
-        dtype=torch.bfloat16, implementation="sdpa", checkpointing=False, backward=True, trust_remote_code=False
+        dtype=torch.bfloat16,
+        implementation="sdpa",
+        checkpointing=False,
+        backward=True,
+        device="cpu",
+        trust_remote_code=False,
     )
     extrapolated = packed_pass(model, "policy", rows, **options)
     whole = {}
