@@ -41,8 +41,8 @@ class MemoryScheduler:
     """State machine over phases. `resident` is the set of (role, part) on the device now, `phase` the phase entered last.
 
     `residency` says what is there in which phase; a phase that it does not name keeps what it needs, and one that needs nothing moves
-    nothing. `residue_slack` in bytes. `peaks` asks all processes for their highest memory since they were last asked; called once when a
-    phase ends. `warn` is told of residue that grows from step to step.
+    nothing. `residue_slack` in bytes. `peaks` asks all processes for their highest memory since they were last asked, `tidy` lets them
+    give back what a phase left in caches: both are called once when a phase ends. `warn` is told of residue that grows from step to step.
     """
 
     def __init__(
@@ -56,6 +56,7 @@ class MemoryScheduler:
         residue_slack: int = 64 * 2**20,
         barrier_timeout_s: float = 300,
         peaks: Callable[[], Sequence[RankPeak]] = tuple,
+        tidy: Callable[[], object] = lambda: None,
         warn: Callable[[str], None] = print,
     ):
         self.residency = residency
@@ -65,6 +66,7 @@ class MemoryScheduler:
         self.residue_slack = residue_slack
         self.barrier_timeout_s = barrier_timeout_s
         self.peaks = peaks
+        self.tidy = tidy
         self.warn = warn
         self.trend = ResidueTrend(residue_slack)
         self.phase = "init"
@@ -119,6 +121,7 @@ class MemoryScheduler:
         with self._failing(phase):
             yield
             seconds = time.perf_counter() - start
+            self.tidy()
             self.ledger.phase(phase, seconds, self.peaks())
 
     def abort(self) -> None:

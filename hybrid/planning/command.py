@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from hybrid.config import load_run, resolve
+from hybrid.planning.calibration import calibrate
 from hybrid.planning.known_gpus import find_gpu
 from hybrid.planning.machine import predictor
 from hybrid.planning.plan import choose
@@ -28,9 +29,13 @@ def plan_command(
     gpu: str | None = None,
     nodes: int | None = None,
     gpus_per_node: int | None = None,
+    calibrate_first: bool = False,
 ) -> int:
-    """Print the plan of a profile; 0 when it fits, 2 when not. Raises `ConfigError` as `load_run` and where sizes are not known."""
+    """Print the plan of a profile; 0 when it fits, 2 when not. Raises `ConfigError` as `load_run` and where sizes are not known, and what
+    `calibrate` raises."""
     cfg = resolve(load_run(profile, [*overrides, *_machine(gpu, nodes, gpus_per_node)]))
+    if calibrate_first:
+        calibrate(cfg)
     predict, speeds = predictor(cfg, gpu)
     plan = choose(cfg, predict, speeds)
     found = [] if plan.fits else suggestions(plan, predict, speeds)

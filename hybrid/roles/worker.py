@@ -98,12 +98,14 @@ class ModelWorker(DistributedWorker):
             for part, found in self.model.storages().items()
         }
 
-    def end_phase(self) -> RankPeak:
-        """Give back what the phase left in caches, which the next one's tenants count on, and tell its peak."""
-        peak = RankPeak(self.role, self.rank, self.peak.take())
+    def take_peak(self) -> RankPeak:
+        """The highest memory of this process since the last call."""
+        return RankPeak(self.role, self.rank, self.peak.take())
+
+    def tidy(self) -> None:
+        """Give back what a phase left in caches: the next one's tenants count on it."""
         self.model.drop_caches()
         release_free_memory(self.device, collect=False)
-        return peak
 
     def measure(self) -> int:
         """Bytes that this process holds now."""
