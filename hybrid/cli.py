@@ -120,6 +120,12 @@ def plan(
     gpu: Annotated[str | None, typer.Option(help="Plan for this GPU: a name (H100-80GB) or its bytes (80GiB).")] = None,
     nodes: Annotated[int | None, typer.Option(help="Plan for this many nodes.")] = None,
     gpus_per_node: Annotated[int | None, typer.Option(help="Plan for this many GPUs on each node.")] = None,
+    calibrate: Annotated[
+        bool,
+        typer.Option(
+            "--calibrate", help="Measure this machine's processes and slow tier first (a minute), and keep it."
+        ),
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON, sizes in bytes.")] = False,
 ) -> None:
     """Say what each phase of PROFILE will hold on each GPU, what moves between phases, and whether it fits. Needs no GPU, loads no weights.
@@ -130,7 +136,7 @@ def plan(
         from hybrid.planning.command import plan_command
 
         machine = {"gpu": gpu, "nodes": nodes, "gpus_per_node": gpus_per_node}
-        code = plan_command(profile, overrides or [], json_wanted=json, **machine)
+        code = plan_command(profile, overrides or [], json_wanted=json, calibrate_first=calibrate, **machine)
     raise typer.Exit(code)
 
 

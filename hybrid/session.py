@@ -254,7 +254,7 @@ def _scheduler(
 
     def peaks() -> list[RankPeak]:
         timeout = cfg.memory.barrier_timeout_s
-        of_roles = [peak for group in groups.values() for peak in group.call("end_phase")]
+        of_roles = [peak for group in groups.values() for peak in group.call("take_peak")]
         return of_roles + (engines.peaks(timeout) if engines else [])
 
     return MemoryScheduler(
@@ -266,6 +266,7 @@ def _scheduler(
         residue_slack=cfg.memory.residue_slack,
         barrier_timeout_s=cfg.memory.barrier_timeout_s,
         peaks=peaks,
+        tidy=lambda: [group.call("tidy") for group in groups.values()],
         warn=report.warn,
     )
 

@@ -9,7 +9,6 @@ To keep another run of the quickstart: python launch/make_reports.py --keep runs
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import sys
 from collections.abc import Iterator
@@ -17,8 +16,15 @@ from pathlib import Path
 
 import yaml
 
+from hybrid.config import load_run, resolve
 from hybrid.files import write_atomic
 from hybrid.memory.ledger import read_ledger
+from hybrid.planning.command import machine_overrides
+from hybrid.planning.facts import stated_facts
+from hybrid.planning.machine import speeds_of
+from hybrid.planning.plan import choose
+from hybrid.planning.predict import predict
+from hybrid.planning.rows import ledger_row
 from hybrid.reports.read import KEPT_SETTINGS, Run, Settings, read_plan, read_run
 from hybrid.reports.write import render
 
@@ -27,12 +33,14 @@ PROFILES = CHECKOUT / "profiles"
 REPORTS = PROFILES / "reports"
 QUICKSTART = REPORTS / "inputs" / "quickstart"
 PLANNED_GPU = {
-    "1x1_0.5b_grpo": "RTX4090",
-    "1x8_7b_grpo": "H100-80GB",
-    "1x8_8b_ppo": "H100-80GB",
-    "2x8_32b_grpo": "H100-80GB",
+    "1x1_0.5b_grpo": "RTX-4090",
+    "1x8_7b_grpo": "H100-SXM",
+    "1x8_8b_ppo": "H100-SXM",
+    "2x8_32b_grpo": "H100-SXM",
 }
-"""The GPU that the first line of each GPU profile names."""
+"""A GPU that the first line of each GPU profile names."""
+STATED = ["model.attention=flash_attention_2", "cluster.threads_per_process=4", "memory.tier_bytes=512GiB"]
+"""What `auto` would take from the machine on which the plans are made."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -63,19 +71,11 @@ def reports() -> Iterator[tuple[Path, str]]:
 
 def plans() -> Iterator[Run]:
     """Each GPU profile's plan, as a run that has not begun."""
-    if importlib.util.find_spec("hybrid.planning.rows") is None:
-        return
-    from hybrid.planning.command import planned_for
-    from hybrid.planning.machine import predictor
-    from hybrid.planning.plan import choose
-    from hybrid.planning.rows import ledger_row
-
-    from hybrid.config import load_run
-
     for name, gpu in PLANNED_GPU.items():
-        cfg, speeds = planned_for(load_run(PROFILES / f"{name}.yaml"), gpu)
-        plan = choose(cfg, predictor(cfg), speeds)
-        yield Run(f"{name} on {gpu}".replace(" ", "_"), (), read_plan(ledger_row(plan)), Settings(device="cuda"))
+        cfg = resolve(load_run(PROFILES / f"{name}.yaml", [*machine_overrides(gpu), *STATED]))
+        facts = stated_facts(cfg, gpu)
+        plan = choose(cfg, lambda each, facts=facts: predict(each, facts), speeds_of(facts))
+        yield Run(f"{name}_{gpu}", (), read_plan(ledger_row(plan)), Settings(device="cuda"))
 
 
 def keep(run: Path, folder: Path) -> None:

@@ -42,7 +42,8 @@ class MemoryScheduler:
 
     `residency` says what is there in which phase; a phase that it does not name keeps what it needs, and one that needs nothing moves
     nothing. `residue_slack` in bytes. `peaks` asks all processes for their highest memory since they were last asked; called when a
-    phase begins after a move, and when it ends. `warn` is told of residue that grows from step to step.
+    phase begins after a move, and when it ends. Before the latter, `tidy` lets them give back what the phase left in caches. `warn` is
+    told of residue that grows from step to step.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class MemoryScheduler:
         residue_slack: int = 64 * 2**20,
         barrier_timeout_s: float = 300,
         peaks: Callable[[], Sequence[RankPeak]] = tuple,
+        tidy: Callable[[], object] = lambda: None,
         warn: Callable[[str], None] = print,
     ):
         self.residency = residency
@@ -65,6 +67,7 @@ class MemoryScheduler:
         self.residue_slack = residue_slack
         self.barrier_timeout_s = barrier_timeout_s
         self.peaks = peaks
+        self.tidy = tidy
         self.warn = warn
         self.trend = ResidueTrend(residue_slack)
         self.phase = "init"
@@ -121,6 +124,7 @@ class MemoryScheduler:
             start = time.perf_counter()
             yield
             seconds = time.perf_counter() - start
+            self.tidy()
             self.ledger.phase(phase, seconds, self.peaks(), arrival)
 
     def abort(self) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from hybrid.config import load_run, resolve
+from hybrid.planning.calibration import calibrate
 from hybrid.planning.known_gpus import find_gpu
 from hybrid.planning.machine import predictor
 from hybrid.planning.plan import choose
@@ -28,9 +29,13 @@ def plan_command(
     gpu: str | None = None,
     nodes: int | None = None,
     gpus_per_node: int | None = None,
+    calibrate_first: bool = False,
 ) -> int:
-    """Print the plan of a profile; 0 when it fits, 2 when not. Raises `ConfigError` as `load_run` and where sizes are not known."""
-    cfg = resolve(load_run(profile, [*overrides, *_machine(gpu, nodes, gpus_per_node)]))
+    """Print the plan of a profile; 0 when it fits, 2 when not. Raises `ConfigError` as `load_run` and where sizes are not known, and what
+    `calibrate` raises."""
+    cfg = resolve(load_run(profile, [*overrides, *machine_overrides(gpu, nodes, gpus_per_node)]))
+    if calibrate_first:
+        calibrate(cfg)
     predict, speeds = predictor(cfg, gpu)
     plan = choose(cfg, predict, speeds)
     found = [] if plan.fits else suggestions(plan, predict, speeds)
@@ -47,7 +52,7 @@ def plan_command(
     return 0 if plan.fits else 2
 
 
-def _machine(gpu: str | None, nodes: int | None, gpus_per_node: int | None) -> list[str]:
+def machine_overrides(gpu: str | None, nodes: int | None = None, gpus_per_node: int | None = None) -> list[str]:
     """Overrides that describe the machine to plan for."""
     given = {"cluster.num_nodes": nodes, "cluster.gpus_per_node": gpus_per_node}
     if gpu is not None:

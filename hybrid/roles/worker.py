@@ -98,13 +98,14 @@ class ModelWorker(DistributedWorker):
             for part, found in self.model.storages().items()
         }
 
-    def end_phase(self) -> RankPeak:
-        """Give back what was left in caches, which the next phase's tenants count on; tell the highest memory since the last call, and
-        what this process holds now."""
-        peak = self.peak.take()
+    def take_peak(self) -> RankPeak:
+        """The highest memory of this process since the last call, and what it holds now."""
+        return RankPeak(self.role, self.rank, self.peak.take(), *held_and_shared(self.device.type))
+
+    def tidy(self) -> None:
+        """Give back what a phase left in caches: the next one's tenants count on it."""
         self.model.drop_caches()
         release_free_memory(self.device, collect=False)
-        return RankPeak(self.role, self.rank, peak, *held_and_shared(self.device.type))
 
     def measure(self) -> int:
         """Bytes that this process holds now."""

@@ -325,6 +325,16 @@ def test_phases_and_moves_are_in_the_ledger(make, roles, tmp_path):
     assert totals["time/train_actor"] >= 0 and totals["time/transitions"] > 0
 
 
+def test_caches_are_given_back_before_the_next_phase_moves_anything(make, roles, log):
+    scheduler = make(roles, tidy=lambda: log.append("tidy"))
+    with scheduler.running("sync"):
+        pass
+    log.clear()
+    with scheduler.running("generate"):
+        log.append("work")
+    assert log[-2:] == ["work", "tidy"] and log[0] == ("leave", "actor", "weights")
+
+
 def test_deciding_needs_neither_ray_nor_torch():
     code = (
         "import sys, hybrid.memory.scheduler; sys.exit(bool({'ray', 'torch', 'vllm', 'deepspeed'} & set(sys.modules)))"

@@ -1,0 +1,53 @@
+"""`hybrid plan` as a user meets it: tables, JSON, exit codes, and suggestions that hold."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from launch.tiny_models import make_tiny_llama
+from tests.integration.runs import profile
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("plan")
+    model = make_tiny_llama(folder / "model", hidden_size=512, intermediate_size=1536, num_hidden_layers=6)
+    return profile(folder, model, train={"micro_batch_tokens": 4096, "steps": 5, "prompts_per_step": 256})
+
+
+def plan(path, *args) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "hybrid.cli", "plan", str(path), *args]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+def test_tables_and_the_verdict(path):
+    done = plan(path)
+    assert done.returncode == 0, done.stderr
+    for word in ("actor/optimizer", "train_actor", "headroom", "Transitions", "slow tier", "never moving", "fits:"):
+        assert word in done.stdout, word
+
+
+def test_what_does_not_fit_ends_with_2_and_its_suggestions_fit(path):
+    done = plan(path, "--json", "memory.device_bytes=2500MiB")
+    told = json.loads(done.stdout)
+    assert done.returncode == 2 and told["fits"] is False
+    assert [s["where"] for s in told["shortages"]] == ["train_actor"]
+    ways = [way["overrides"] for way in told["suggestions"]]
+    tokens = next(way for way in ways if way[0].startswith("train.micro_batch_tokens="))
+    again = json.loads(plan(path, "--json", "memory.device_bytes=2500MiB", *tokens).stdout)
+    assert again["fits"] is True
+    assert max(phase["peak_bytes"] for phase in again["phases"]) <= again["capacity_bytes"] == 2500 * 2**20
+
+
+def test_a_gpu_that_is_not_here_is_planned_for_by_name(path):
+    done = plan(path, "--json", "--gpu", "H100-SXM", "--gpus-per-node", "4")
+    told = json.loads(done.stdout)
+    assert (done.returncode, told["gpus_per_node"], told["capacity_bytes"]) == (0, 4, 81559 * 2**20)
+    assert told["tier_bytes"] is None
+    assert "CUDA contexts" in told["phases"][0]["overhead"]
+    unknown = plan(path, "--gpu", "Z1000")
+    assert unknown.returncode == 2 and "H100-SXM" in unknown.stderr
