@@ -142,5 +142,5 @@ def _next_commands(cfg: RunConfig, run_dir: Path) -> list[tuple[str, str]]:
     return [
         (f"tail -n 4 {run_dir / 'samples.jsonl'}", "read the last rollouts"),
         *longer,
-        (f"{again} memory.policy=resident", "compare with nothing moving"),
+        (f"{again} memory.policy=swap_all", "compare with all moving that can"),
     ]

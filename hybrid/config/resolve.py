@@ -15,6 +15,8 @@ from hybrid.config.sections import Critic, Reference, TrainedRole
 
 LOGICAL_GPUS = 2
 """GPUs per node that a machine without GPUs stands in for."""
+GPU_SHARE = 0.95
+"""Of a GPU's memory, what a plan may fill: predictions have errors, and a run that does not fit ends hours later."""
 KV_SHARE = 0.25
 """Share of a GPU's memory that `rollout.kv_cache: auto` takes where the model's config.json does not say what is useful."""
 MICRO_BATCH_TOKENS = {"cuda": 16384, "cpu": 4096}
@@ -117,7 +119,7 @@ def _memory(cfg: RunConfig, run_dir: Path) -> dict[str, Any]:
     if size == "auto" and on_cpu:
         size = int(0.8 * machine.ram_bytes() / cfg.cluster.gpus_per_node)
     elif size == "auto":
-        size = machine.gpu_bytes() or "auto"
+        size = int(GPU_SHARE * (machine.gpu_bytes() or 0)) or "auto"
     tier = memory.tier if memory.tier != "auto" else "file" if on_cpu else "pinned"
     swap_dir = Path(memory.swap_dir).expanduser().absolute() if memory.swap_dir else None
     room = memory.tier_bytes

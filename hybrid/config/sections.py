@@ -217,7 +217,7 @@ class Memory(Section):
     swap_dir: Text | None = None
     """Folder of the file tier, on a real disk. null: `swap` in the run's folder."""
     device_bytes: Size | Auto = "auto"
-    """Memory that a GPU may hold. `auto`: the GPU's own; on cpu 0.8 x RAM / gpus_per_node."""
+    """Memory that a GPU may hold. `auto`: 0.95 x the GPU's own; on cpu 0.8 x RAM / gpus_per_node."""
     tier_bytes: Size | Auto = "auto"
     """Bytes on each node for what leaves. `auto`: 0.8 x RAM (pinned), 0.9 x free disk (file); not bounded in a plan for
     other machines."""

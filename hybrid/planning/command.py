@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from hybrid.config import load_run, resolve
+from hybrid.config.resolve import GPU_SHARE
 from hybrid.planning.calibration import calibrate
 from hybrid.planning.known_gpus import find_gpu
 from hybrid.planning.machine import predictor
@@ -56,7 +57,7 @@ def machine_overrides(gpu: str | None, nodes: int | None = None, gpus_per_node: 
     """Overrides that describe the machine to plan for."""
     given = {"cluster.num_nodes": nodes, "cluster.gpus_per_node": gpus_per_node}
     if gpu is not None:
-        given |= {"cluster.device": "cuda", "memory.device_bytes": find_gpu(gpu).nbytes}
+        given |= {"cluster.device": "cuda", "memory.device_bytes": int(GPU_SHARE * find_gpu(gpu).nbytes)}
     if (nodes or 1) > 1:
         given["cluster.address"] = "auto"
     return [f"{key}={value}" for key, value in given.items() if value is not None]

@@ -63,7 +63,7 @@ def nearly_full(s: Summary) -> Advice | None:
     if full.phase in ("generate", "evaluate") and s.settings.kv_cache_bytes:
         return Advice(f"{text} Give the KV cache less.", f"rollout.kv_cache={_mib(s.settings.kv_cache_bytes * 0.75)}")
     if s.policy == "resident":
-        return Advice(f"{text} Let what a phase does not need leave.", "memory.policy=swap_all")
+        return Advice(f"{text} Let what a phase does not need leave.", "memory.policy=auto")
     return Advice(text)
 
 
@@ -153,7 +153,7 @@ def all_fits(s: Summary) -> Advice | None:
     return Advice(
         f"All tenants fit at once: {human_bytes(tenants + beside)} at most of {human_bytes(s.capacity)}. Letting them stay saves the "
         f"{s.moving_seconds:.1f} s ({share:.0%}) of a step that moving takes.",
-        "memory.policy=resident",
+        "memory.policy=auto",
     )
 
 

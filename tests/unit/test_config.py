@@ -187,7 +187,7 @@ def test_auto_follows_the_device(profile, monkeypatch):
     assert (cfg.model.attention, cfg.memory.tier, cfg.memory.device_bytes) == (
         "flash_attention_2",
         "pinned",
-        80 * 2**30,
+        int(0.95 * 80 * 2**30),
     )
     assert (cfg.rollout.repeatable, cfg.rollout.enforce_eager) == (False, False)
 

@@ -119,9 +119,7 @@ def test_a_trace_of_few_layers_stands_for_many(model):
     original = working_set._extrapolate
     working_set._extrapolate = lambda two, three, layers: whole.setdefault("trace", three)
     once = working_set._trace_once
-    working_set._trace_once = lambda make, layers, run, backward: once(
-        make, 6 if layers == 3 else layers, run, backward
-    )
+    working_set._trace_once = lambda make, layers, *rest: once(make, 6 if layers == 3 else layers, *rest)
     try:
         packed_pass.__wrapped__(model, "policy", rows, **options)
     finally:

@@ -62,7 +62,7 @@ def test_a_full_kv_cache_gets_what_generate_leaves(summary):
 
 def test_all_may_stay_where_all_fits_and_moving_costs(summary):
     found = all_fits(summary)
-    assert found.override == "memory.policy=resident" and "saves" in found.text
+    assert found.override == "memory.policy=auto" and "saves" in found.text
     assert all_fits(replace(summary, capacity=4 * GIB)) is None
     assert all_fits(replace(summary, step_seconds=1000.0)) is None
 
