@@ -22,6 +22,7 @@ from hybrid.data.samples import Prompt, Sample
 from hybrid.errors import DataError
 from hybrid.files import write_atomic
 from hybrid.memory.ledger import Ledger
+from hybrid.memory.node_copy import SUFFIX
 from hybrid.memory.scheduler import MemoryScheduler
 from hybrid.memory.tenants import RankPeak
 from hybrid.planning.plan import Plan
@@ -222,7 +223,10 @@ def _swap_dir(cfg: RunConfig, run_dir: Path) -> Path:
 
 
 def _remove_swap_folders(folder: Path) -> None:
-    """Swap files have no names, so what the ranks of this node leave are empty folders; those that are not empty are not ours."""
+    """Swap files have no names, so what the ranks of this node leave are empty folders, but for notes of where a node's copy is; folders
+    that are not empty then are not ours."""
+    for note in folder.glob(f"*/*{SUFFIX}"):
+        note.unlink(missing_ok=True)
     for empty in [*folder.glob("*"), folder]:
         with suppress(OSError):
             empty.rmdir()

@@ -78,14 +78,13 @@ class StorageSwap:
         if self.device == "cuda":
             torch.cuda.synchronize()  # Freeing waits for nothing, and DeepSpeed has streams of its own.
         sizes = [entry.storage.nbytes() for entry in entries]
-        if must_write:
-            self.tier.write(part, entries)
+        copied = self.tier.write(part, entries) if must_write else 0
         if read_only and keep_bytes:
             self._written[part] = entries
         for entry in entries:
             free(entry.storage)
         self._away[part] = _Away(entries, sizes, keep_bytes, read_only)
-        return Moved(part, sum(sizes), sum(sizes) if must_write else 0, time.perf_counter() - start)
+        return Moved(part, sum(sizes), copied, time.perf_counter() - start)
 
     def come(self, part: str) -> Moved:
         """Give the storages of `part` memory again and fill them. Raises `MemoryScheduleError` when the part is not away."""

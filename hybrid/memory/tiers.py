@@ -7,6 +7,7 @@ storages that were written, in the same order, already allocated.
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import struct
 import tempfile
@@ -27,15 +28,20 @@ _MEMORY_FILESYSTEMS = {0x01021994: "tmpfs", 0x858458F6: "ramfs"}
 
 
 class Tier(Protocol):
-    """`write` returns when the bytes are safe and the storages may be freed; `read` when they are back and usable on the current stream."""
+    """`write` returns, with the bytes it copied, when they are safe and the storages may be freed; `read` when they are back and usable
+    on the current stream. `share` reserves for a part a place that other processes may `adopt` by its file descriptor."""
 
     def reserve(self, part: str, nbytes: int) -> None: ...
 
-    def write(self, part: str, storages: Sequence[NamedStorage]) -> None: ...
+    def write(self, part: str, storages: Sequence[NamedStorage]) -> int: ...
 
     def read(self, part: str, storages: Sequence[NamedStorage]) -> None: ...
 
     def release(self, part: str) -> None: ...
+
+    def share(self, part: str, nbytes: int) -> int: ...
+
+    def adopt(self, part: str, fd: int) -> None: ...
 
 
 def make_tier(kind: str, folder: str | Path) -> Tier:
@@ -79,7 +85,16 @@ class FileTier:
                 raise self._no_room(part, nbytes, error.strerror) from error
             self._sizes[part] = nbytes
 
-    def write(self, part: str, storages: Sequence[NamedStorage]) -> None:
+    def share(self, part: str, nbytes: int) -> int:
+        """`reserve`; the descriptor of the file of `part`."""
+        self.reserve(part, nbytes)
+        return self._files[part]
+
+    def adopt(self, part: str, fd: int) -> None:
+        """Read `part` from another process's file from now on."""
+        self._files[part], self._sizes[part] = fd, os.fstat(fd).st_size
+
+    def write(self, part: str, storages: Sequence[NamedStorage]) -> int:
         """Write the bytes of `storages` one after another. Raises `MemoryScheduleError` when the disk is full."""
         needed = total_bytes(storages)
         self.reserve(part, needed)
@@ -92,6 +107,7 @@ class FileTier:
             if written != len(chunk):
                 raise self._no_room(part, needed, f"only {at + written} bytes were written")
             at += written
+        return at
 
     def read(self, part: str, storages: Sequence[NamedStorage]) -> None:
         """Fill `storages` with the bytes that `write` took. Raises `MemoryScheduleError` when the file has become shorter."""
@@ -188,6 +204,7 @@ class PinnedTier:
         self.pinned_bytes = 0
         self._free: list[torch.Tensor] = []
         self._held: dict[str, list[torch.Tensor]] = {}
+        self._shared: dict[str, tuple[int, mmap.mmap]] = {}
         self._side = torch.cuda.Stream()
 
     def reserve(self, part: str, nbytes: int) -> None:
@@ -196,12 +213,31 @@ class PinnedTier:
         while len(held) * self.slab_bytes < nbytes:
             held.append(self._free.pop() if self._free else self._pin(part, nbytes))
 
-    def write(self, part: str, storages: Sequence[NamedStorage]) -> None:
+    def share(self, part: str, nbytes: int) -> int:
+        """Slabs for `part` in memory that other processes can map, once; the descriptor of that memory."""
+        if part not in self._shared:
+            fd = os.memfd_create(part)
+            os.ftruncate(fd, -(-nbytes // self.slab_bytes) * self.slab_bytes)
+            self.adopt(part, fd)
+        return self._shared[part][0]
+
+    def adopt(self, part: str, fd: int) -> None:
+        """Map and pin the memory behind `fd` as the slabs of `part`."""
+        memory = mmap.mmap(fd, 0)
+        slabs = torch.frombuffer(memory, dtype=torch.uint8)
+        error = torch.cuda.cudart().cudaHostRegister(slabs.data_ptr(), slabs.numel(), 0)
+        if int(error) != 0:
+            raise self._not_pinned(part, slabs.numel(), f"cudaHostRegister: {error}")
+        self._shared[part] = fd, memory
+        self._held[part] = list(slabs.split(self.slab_bytes))
+
+    def write(self, part: str, storages: Sequence[NamedStorage]) -> int:
         """Copy the bytes of `storages` to the host; on return they are there. Raises `MemoryScheduleError` when no memory can be pinned."""
         self.reserve(part, total_bytes(storages))
         self._side.wait_stream(torch.cuda.current_stream())
         self._copy(part, storages, out=True)
         self._side.synchronize()
+        return total_bytes(storages)
 
     def read(self, part: str, storages: Sequence[NamedStorage]) -> None:
         """Copy the bytes back; on return they are on the device."""
@@ -225,9 +261,12 @@ class PinnedTier:
         try:
             slab = torch.empty(self.slab_bytes, dtype=torch.uint8, pin_memory=True)
         except RuntimeError as error:
-            raise MemoryScheduleError(
-                f"{part} needs {nbytes} bytes of pinned host memory and a slab of {self.slab_bytes} could not be pinned ({error}). "
-                "Raise the memlock limit (docker: --ulimit memlock=-1), free host memory, or set memory.tier=file."
-            ) from error
+            raise self._not_pinned(part, nbytes, str(error)) from error
         self.pinned_bytes += self.slab_bytes
         return slab
+
+    def _not_pinned(self, part: str, nbytes: int, reason: str) -> MemoryScheduleError:
+        return MemoryScheduleError(
+            f"{part} needs {nbytes} bytes of pinned host memory and a slab of {self.slab_bytes} could not be pinned ({reason}). "
+            "Raise the memlock limit (docker: --ulimit memlock=-1), free host memory, or set memory.tier=file."
+        )

@@ -103,12 +103,12 @@ class _Run:
             if role in ("reference", "reward"):
                 size = frozen_bytes(model, self.cfg.world_size, stage, self.element)
                 # Never written to: copied out once, so a departure costs nothing.
-                found.append(TenantSize(role, "weights", size, True, 0, size, self._in_tier(size)))
+                found.append(TenantSize(role, "weights", size, True, 0, size, self._in_tier(size, stage < 3)))
                 continue
             decay = getattr(self.cfg, role).weight_decay > 0
             state = trained_state(model, self.cfg.world_size, stage, self.element, decay)
             found += [
-                self._moved(role, "weights", state.weights),
+                self._moved(role, "weights", state.weights, stage < 3),
                 TenantSize(role, "gradients", state.gradients),  # no state between steps: comes back as zeros
                 self._moved(role, "optimizer", state.optimizer),
             ]
@@ -119,11 +119,13 @@ class _Run:
             found.append(TenantSize("rollout", "kv_cache", self.kv_cache().bytes))
         return found
 
-    def _moved(self, role: str, part: str, size: int) -> TenantSize:
-        return TenantSize(role, part, size, True, size, size, self._in_tier(size))
+    def _moved(self, role: str, part: str, size: int, replicated: bool = False) -> TenantSize:
+        return TenantSize(role, part, size, True, size, size, self._in_tier(size, replicated))
 
-    def _in_tier(self, size: int) -> int:
-        return -(-size // SLAB) * SLAB if self.cfg.memory.tier == "pinned" else size
+    def _in_tier(self, size: int, replicated: bool) -> int:
+        """Per GPU; of what is the same on all GPUs a node keeps one copy."""
+        copy = -(-size // SLAB) * SLAB if self.cfg.memory.tier == "pinned" else size
+        return -(-copy // self.cfg.cluster.gpus_per_node) if replicated else copy
 
     def engine_config(self):
         return read_config(self.cfg.model.path, self.cfg.model.trust_remote_code)

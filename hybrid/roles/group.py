@@ -37,6 +37,7 @@ class RoleGroup:
                     "rank": bundle.rank,
                     "world_size": world,
                     "node": bundle.node,
+                    "node_ranks": [other.rank for other in pool.bundles if other.node == bundle.node],
                     "timeout_s": timeout_s,
                     **kwargs,
                 },

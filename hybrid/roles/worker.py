@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from hybrid.memory.node_copy import NodeTier
 from hybrid.memory.probe import PeakSampler, held_and_shared, measured_bytes, release_free_memory
 from hybrid.memory.storages import as_tensor
 from hybrid.memory.swap import Part, StorageSwap, come_parts, leave_parts
@@ -58,11 +59,14 @@ class ModelWorker(DistributedWorker):
     read_only = False
     """True where nothing trains: the first copy outside the device stays valid."""
 
-    def __init__(self, *args, tier: str, swap_dir: str, **kwargs):
+    def __init__(self, *args, tier: str, swap_dir: str, node_ranks: list[int], **kwargs):
+        """`node_ranks`: ranks of this role on this node, this one among them."""
         super().__init__(*args, **kwargs)
         self.model: TrainedModel | FrozenModel | None = None
-        folder = Path(swap_dir) / f"{self.role}-{self.rank}"
-        self.swap = StorageSwap(make_tier(tier, folder), self.device.type)
+        own = make_tier(tier, Path(swap_dir) / f"{self.role}-{self.rank}")
+        self.node_ranks = node_ranks
+        self.tier = NodeTier(own, Path(swap_dir) / f"{self.role}-{self.node}", is_writer=self.rank == min(node_ranks))
+        self.swap = StorageSwap(self.tier, self.device.type)
         self.peak = PeakSampler(self.device.type)
         self.share_prompts = True
 
@@ -85,6 +89,8 @@ class ModelWorker(DistributedWorker):
         Buffers are written once, for memory that was never touched is counted but not there yet. What exists now stays, so later
         garbage collections need not look at it.
         """
+        if self.model.stage < 3 and len(self.node_ranks) > 1:
+            self.tier.replicated = ("weights",)
         for _, storage in self.model.storages().get("gradients", []):
             as_tensor(storage).zero_()
         gc.collect()

@@ -103,6 +103,10 @@ class TrainedModel:
             state["step"].zero_()
 
     @property
+    def stage(self) -> int:
+        return self.options.stage
+
+    @property
     def module(self) -> nn.Module:
         return self.engine.module
 

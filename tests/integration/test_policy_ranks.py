@@ -38,7 +38,9 @@ def _steps(rank, world, port, model, folder):
     from hybrid.roles.zero import WeightBuckets, ZeroOptions
 
     os.environ["DS_ACCELERATOR"] = "cpu"
-    worker = ActorWorker("actor", rank, world, "here", "cpu", 1, 120.0, tier="file", swap_dir=folder)
+    worker = ActorWorker(
+        "actor", rank, world, "here", "cpu", 1, 120.0, tier="file", swap_dir=folder, node_ranks=list(range(world))
+    )
     if rank == 0:
         from torch import distributed as dist
 
