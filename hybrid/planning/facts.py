@@ -26,9 +26,9 @@ class ProcessBytes:
     shared: int = 0
 
 
-CPU_ROLE = ProcessBytes(private=560 * MIB, shared=420 * MIB)
-CPU_ENGINE = ProcessBytes(private=760 * MIB, shared=420 * MIB)
-"""Measured on an x86 server: torch 2.13, transformers 5.19, DeepSpeed 0.19.8, vLLM 0.32.0, Ray 2.60."""
+CPU_ROLE = ProcessBytes(private=396 * MIB, shared=236 * MIB)
+CPU_ENGINE = ProcessBytes(private=656 * MIB, shared=241 * MIB)
+"""By `calibrate` on an x86 server with two cores: torch 2.13, transformers 5.19, DeepSpeed 0.19.8, vLLM 0.32.0, Ray 2.60."""
 CUDA_CONTEXT = 500 * MIB
 """With lazily loaded modules (pytorch #107667: about 300 MB bare), and cuBLAS's workspaces of 32 MiB per handle on Hopper."""
 NCCL_COMMUNICATOR = 700 * MIB
