@@ -29,7 +29,7 @@ def policy_loss(
     correction_high: float = 2.0,
     normalizer: float | Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The loss whose gradient trains the policy, and metrics (detached scalars). Tensors are B x T.
+    """The loss whose gradient trains the policy, and metrics (detached scalars). Tensors are B x T; only `logprobs` gets a gradient.
 
     With `r = exp(logprob - old)` and the range `[1 - clip_low, 1 + clip_high]`, per token:
     - ppo: `max(-A r, -A clip(r))` (Schulman et al. 2017, arXiv:1707.06347); with dual_clip c > 1, where A < 0, at most `-A c`
@@ -47,7 +47,8 @@ def policy_loss(
     Raises ValueError for an unknown kind, correction or reduction, and for a correction without rollout_logprobs.
     """
     mask_BT = mask.bool()
-    logprobs_BT, old_BT, advantages_BT = (torch.where(mask_BT, x, 0.0) for x in (logprobs, old_logprobs, advantages))
+    logprobs_BT = torch.where(mask_BT, logprobs, 0.0)
+    old_BT, advantages_BT = (torch.where(mask_BT, x.detach(), 0.0) for x in (old_logprobs, advantages))
     log_ratio_BT = logprobs_BT - old_BT
     if kind == "gspo":
         log_ratio_BT = torch.where(mask_BT, _row_mean(log_ratio_BT, mask_BT)[:, None], 0.0)
@@ -93,11 +94,12 @@ def value_loss(
 ) -> Tensor:
     """`0.5 max((v - R)^2, (clip(v, old - c, old + c) - R)^2)`, without `clip` the first alone; the mean over unmasked tokens.
 
-    Tensors are B x T; normalizer: tokens of the whole optimizer step, in place of those counted here. PPO's value clipping as in the
-    implementation of Schulman et al. 2017, arXiv:1707.06347.
+    Tensors are B x T; only `values` gets a gradient. normalizer: tokens of the whole optimizer step, in place of those counted here.
+    PPO's value clipping as in the implementation of Schulman et al. 2017, arXiv:1707.06347.
     """
     mask_BT = mask.bool()
-    values_BT, old_BT, returns_BT = (torch.where(mask_BT, x, 0.0) for x in (values, old_values, returns))
+    values_BT = torch.where(mask_BT, values, 0.0)
+    old_BT, returns_BT = (torch.where(mask_BT, x.detach(), 0.0) for x in (old_values, returns))
     loss_BT = (values_BT - returns_BT).square()
     if clip is not None:
         near_BT = values_BT.clamp(old_BT - clip, old_BT + clip)
