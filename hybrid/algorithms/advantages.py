@@ -88,10 +88,11 @@ def _group_transform(
     - rloo: minus the mean of the others (Ahmadian et al. 2024, arXiv:2402.14740)
     - reinforce_baseline, dr_grpo: minus the mean (Liu et al. 2025, arXiv:2503.20783)
     - group_norm: minus the mean, over std + 1e-6, n - 1 in the std (GRPO: Shao et al. 2024, arXiv:2402.03300)
-    - maxrl: minus the mean, over the mean; 0 where the mean is not positive (Tajwar et al. 2026, maximum-likelihood RL)
+    - maxrl: minus the mean, over the mean; 0 where the mean is not positive beyond rounding (Tajwar et al. 2026, maximum-likelihood RL)
     - opo: minus the mean weighted by length (Hao et al. 2025, arXiv:2505.23585)
     - remax: minus the score of the greedy answer (Li et al. 2023, arXiv:2310.10505)
     """
+    precision = torch.finfo(scores_B.dtype).eps if scores_B.is_floating_point() else 0.0
     scores_B = scores_B.double()
     if estimator == "remax":
         if greedy_scores_G is None:
@@ -116,8 +117,9 @@ def _group_transform(
         lowest_B = zeros_G.scatter_reduce(0, index_B, scores_B, "amin", include_self=False)[index_B]
         result_B = torch.where(highest_B == lowest_B, 0.0, centred_B / (std_B + 1e-6))
     elif estimator == "maxrl":
-        mean_B = total_B / size_B
-        result_B = torch.where(mean_B > 0, centred_B / mean_B, 0.0)
+        # A sum that is 0 but for rounding is no positive mean: the quotient would be noise of any size.
+        noise_B = group_sum(scores_B.abs()) * precision
+        result_B = torch.where(total_B > noise_B, centred_B * size_B / total_B, 0.0)
     elif estimator == "opo":
         tokens_B = group_sum(lengths_B.double())
         result_B = scores_B - group_sum(lengths_B * scores_B) / tokens_B.clamp(min=1)
