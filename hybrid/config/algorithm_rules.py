@@ -87,6 +87,17 @@ def kl_target_is_within_the_bound(cfg: RunConfig) -> Finding | None:
         )
 
 
+@rule("algorithm.kl_target", "algorithm.kl_horizon", "train.prompts_per_step", "rollout.samples_per_prompt")
+def adaptive_kl_stays_positive(cfg: RunConfig) -> Finding | None:
+    samples, horizon = cfg.samples_per_step, cfg.algorithm.kl_horizon
+    if cfg.algorithm.kl_target is not None and samples >= 5 * horizon:
+        return (
+            f"algorithm.kl_horizon {horizon} with {samples} responses per step: the coefficient, which moves by a fifth per horizon, "
+            "would reach 0 or less in one step",
+            f"Set algorithm.kl_horizon to {samples} or more (10000 is usual), or algorithm.kl_target=null.",
+        )
+
+
 @rule("algorithm.kl_kind", "algorithm.kl_in", "algorithm.kl_coef")
 def kl_in_the_loss_has_a_gradient(cfg: RunConfig) -> Finding | None:
     a = cfg.algorithm

@@ -36,6 +36,10 @@ from tests.unit.config_profile import PROFILE, refusal
         (["algorithm.advantage=gae", "algorithm.critic_only_steps=3"], "the actor would never train"),
         (["algorithm.kl_target=0.1"], "would stay 0"),
         (["algorithm.kl_coef=0.1", "algorithm.kl_target=10"], "not below algorithm.kl_bound 10"),
+        (
+            ["algorithm.kl_coef=0.1", "algorithm.kl_target=1", "algorithm.kl_horizon=12"],
+            "kl_horizon 12 with 64 responses",
+        ),
         (["algorithm.kl_coef=0.1", "algorithm.kl_kind=k1"], "the gradient of k1"),
         (["algorithm.correction=icepop", "algorithm.correction_low=1.5"], "leave out 1"),
         (["algorithm.correction=tis", "algorithm.correction_high=0.9"], "leave out 1"),
