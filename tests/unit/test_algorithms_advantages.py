@@ -120,6 +120,14 @@ def test_whitened_over_unmasked_tokens_only():
     torch.testing.assert_close(kept.var(correction=0), torch.tensor(1.0))
 
 
+def test_sums_over_many_bfloat16_tokens_are_float32():
+    rewards, mask = torch.full((1, 2000), 2**-7, dtype=torch.bfloat16), torch.ones(1, 2000)
+    returns = discounted_returns(rewards, mask, 1.0)
+    assert returns.dtype == torch.float32
+    assert returns[0, 0] == 2000 / 2**7
+    assert gae(rewards, torch.zeros_like(rewards), mask, 1.0, 1.0)[0][0, 0] == 2000 / 2**7
+
+
 def test_wrong_calls_are_named():
     one = torch.ones(1, 1)
     rest = (torch.ones(1), one, None, one, torch.zeros(1, dtype=torch.long), 1.0, 1.0)
