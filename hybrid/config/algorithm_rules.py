@@ -140,6 +140,15 @@ def correction_bounds_hold_one(cfg: RunConfig) -> Finding | None:
         )
 
 
+@rule("reward.weight", "reward.extra")
+def some_reward_counts(cfg: RunConfig) -> Finding | None:
+    if not cfg.reward.weight and not any(cfg.reward.extra.values()):
+        return (
+            f"reward.weight {cfg.reward.weight:g}, and no other weight in reward.extra: every response would score 0",
+            "Set reward.weight to 1, or give reward.extra a function with a weight.",
+        )
+
+
 @rule("reward.extra", "reward.function")
 def rewards_are_different(cfg: RunConfig) -> Finding | None:
     if cfg.reward.function in cfg.reward.extra:
