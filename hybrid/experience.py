@@ -70,7 +70,7 @@ def make_experience(
     another waited. None: all samples count as made by them.
     """
     lengths = [len(s.token_ids) for s in samples]
-    scores_B = torch.tensor([s.score for s in samples], dtype=torch.float32)
+    scores_B = torch.tensor([s.score for s in samples], dtype=torch.float64)
     rewards_B = torch.tensor([s.reward for s in samples], dtype=torch.float32)
     is_fresh = [version is None or s.weight_version == version for s in samples]
     rollout = [torch.tensor(s.logprobs, dtype=torch.float32) for s in samples]
@@ -86,7 +86,7 @@ def make_experience(
         torch.tensor([s.group for s in samples]),
         cfg.algorithm.gamma,
         cfg.algorithm.lam,
-        torch.tensor([s.score for s in greedy]) if greedy else None,
+        torch.tensor([s.score for s in greedy], dtype=torch.float64) if greedy else None,
     )
     metrics |= {
         "reward/mean": float(rewards_B.mean()),

@@ -167,9 +167,9 @@ def _objective(s: Session, progress: Progress, experience: Experience, rows: lis
 
 
 def adapt_kl(s: Session, progress: Progress, metrics: dict[str, float | None]) -> None:
-    """Steer the KL coefficient towards its target, where there is one."""
+    """Steer the KL coefficient towards its target, where there is one and the actor trains: before that the KL says nothing."""
     a, current = s.cfg.algorithm, metrics.get("kl/response")
-    if a.kl_target is not None and current is not None:
+    if a.kl_target is not None and current is not None and progress.step > a.critic_only_steps:
         samples = s.cfg.samples_per_step
         progress.kl_coef = adaptive_kl(progress.kl_coef, a.kl_target, a.kl_horizon, current, samples)
 

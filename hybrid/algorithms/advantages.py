@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from hybrid.algorithms.masked import zero_masked
+
 ESTIMATORS = ("gae", "reinforce", "reinforce_baseline", "rloo", "group_norm", "dr_grpo", "maxrl", "opo", "remax")
 _WHITENED = ("gae", "reinforce", "reinforce_baseline")
 
@@ -16,7 +18,7 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float)
     a response with tool output inside equals the same response without. Returns (advantages, returns = A + V), B x T, 0 where masked.
     """
     mask_BT = mask.bool()
-    rewards_BT, values_BT = _zero_masked(rewards, mask_BT), _zero_masked(values, mask_BT)
+    rewards_BT, values_BT = zero_masked(rewards, mask_BT), zero_masked(values, mask_BT)
     deltas_BT = rewards_BT + gamma * _next_unmasked(values_BT, mask_BT) - values_BT
     advantages_BT = _discounted_sum(deltas_BT, mask_BT, gamma * lam)
     return advantages_BT, advantages_BT + values_BT
@@ -25,7 +27,7 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float)
 def discounted_returns(rewards: Tensor, mask: Tensor, gamma: float) -> Tensor:
     """`G_t = r_t + gamma G_next` over unmasked tokens, B x T, 0 where masked."""
     mask_BT = mask.bool()
-    return _discounted_sum(_zero_masked(rewards, mask_BT), mask_BT, gamma)
+    return _discounted_sum(zero_masked(rewards, mask_BT), mask_BT, gamma)
 
 
 def compute_advantages(
@@ -58,7 +60,7 @@ def compute_advantages(
     if estimator not in ("gae", "reinforce"):
         scores = _group_transform(estimator, scores, mask_BT.sum(1), groups.long(), greedy_scores)
         gamma = 1.0
-    rewards_BT = _zero_masked(kl_penalty, mask_BT)
+    rewards_BT = zero_masked(kl_penalty, mask_BT)
     rewards_BT = torch.where(_is_last(mask_BT), rewards_BT + scores.to(rewards_BT.dtype)[:, None], rewards_BT)
 
     if estimator == "gae":
@@ -74,8 +76,8 @@ def whiten(values: Tensor, mask: Tensor) -> Tensor:
     """`(x - mean) / sqrt(max(var, 1e-8))` over the unmasked tokens of the batch, biased variance; 0 where masked."""
     mask_BT = mask.bool()
     count = mask_BT.sum().clamp(min=1)
-    values_BT = _zero_masked(values, mask_BT)
-    centred_BT = _zero_masked(values_BT - values_BT.sum() / count, mask_BT)
+    values_BT = zero_masked(values, mask_BT)
+    centred_BT = zero_masked(values_BT - values_BT.sum() / count, mask_BT)
     variance = centred_BT.square().sum() / count
     return centred_BT / variance.clamp(min=1e-8).sqrt()
 
@@ -88,10 +90,11 @@ def _group_transform(
     - rloo: minus the mean of the others (Ahmadian et al. 2024, arXiv:2402.14740)
     - reinforce_baseline, dr_grpo: minus the mean (Liu et al. 2025, arXiv:2503.20783)
     - group_norm: minus the mean, over std + 1e-6, n - 1 in the std (GRPO: Shao et al. 2024, arXiv:2402.03300)
-    - maxrl: minus the mean, over the mean; 0 where the mean is not positive (Tajwar et al. 2026, maximum-likelihood RL)
+    - maxrl: minus the mean, over the mean; 0 where the mean is not positive beyond rounding (Tajwar et al. 2026, maximum-likelihood RL)
     - opo: minus the mean weighted by length (Hao et al. 2025, arXiv:2505.23585)
     - remax: minus the score of the greedy answer (Li et al. 2023, arXiv:2310.10505)
     """
+    precision = torch.finfo(scores_B.dtype).eps if scores_B.is_floating_point() else 0.0
     scores_B = scores_B.double()
     if estimator == "remax":
         if greedy_scores_G is None:
@@ -116,19 +119,15 @@ def _group_transform(
         lowest_B = zeros_G.scatter_reduce(0, index_B, scores_B, "amin", include_self=False)[index_B]
         result_B = torch.where(highest_B == lowest_B, 0.0, centred_B / (std_B + 1e-6))
     elif estimator == "maxrl":
-        mean_B = total_B / size_B
-        result_B = torch.where(mean_B > 0, centred_B / mean_B, 0.0)
+        # A sum that is 0 but for rounding is no positive mean: the quotient would be noise of any size.
+        noise_B = group_sum(scores_B.abs()) * precision
+        result_B = torch.where(total_B > noise_B, centred_B * size_B / total_B, 0.0)
     elif estimator == "opo":
         tokens_B = group_sum(lengths_B.double())
         result_B = scores_B - group_sum(lengths_B * scores_B) / tokens_B.clamp(min=1)
     else:
         result_B = centred_B
     return torch.where(size_B > 1, result_B, 0.0)
-
-
-def _zero_masked(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    # Selecting, not multiplying: 0 * NaN is NaN.
-    return torch.where(mask_BT, values_BT, 0.0)
 
 
 def _is_last(mask_BT: Tensor) -> Tensor:
@@ -154,4 +153,4 @@ def _discounted_sum(values_BT: Tensor, mask_BT: Tensor, discount: float) -> Tens
     for value_B, mask_B in zip(reversed(values_BT.unbind(1)), reversed(mask_BT.unbind(1))):
         following_B = torch.where(mask_B, value_B + discount * following_B, following_B)
         result.append(following_B)
-    return _zero_masked(torch.stack(result[::-1], dim=1), mask_BT) if result else values_BT
+    return zero_masked(torch.stack(result[::-1], dim=1), mask_BT) if result else values_BT

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from hybrid.algorithms.kl import clipped_exp
+from hybrid.algorithms.masked import zero_masked
 
 POLICY_LOSSES = ("ppo", "gspo", "cispo", "reinforce")
 CORRECTIONS = ("none", "tis", "icepop", "seq_mask")
@@ -29,7 +30,7 @@ def policy_loss(
     correction_high: float = 2.0,
     normalizer: float | Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The loss whose gradient trains the policy, and metrics (detached scalars). Tensors are B x T.
+    """The loss whose gradient trains the policy, and metrics (detached scalars). Tensors are B x T; only `logprobs` gets a gradient.
 
     With `r = exp(logprob - old)` and the range `[1 - clip_low, 1 + clip_high]`, per token:
     - ppo: `max(-A r, -A clip(r))` (Schulman et al. 2017, arXiv:1707.06347); with dual_clip c > 1, where A < 0, at most `-A c`
@@ -47,7 +48,8 @@ def policy_loss(
     Raises ValueError for an unknown kind, correction or reduction, and for a correction without rollout_logprobs.
     """
     mask_BT = mask.bool()
-    logprobs_BT, old_BT, advantages_BT = (torch.where(mask_BT, x, 0.0) for x in (logprobs, old_logprobs, advantages))
+    logprobs_BT = zero_masked(logprobs, mask_BT)
+    old_BT, advantages_BT = (zero_masked(x.detach(), mask_BT) for x in (old_logprobs, advantages))
     log_ratio_BT = logprobs_BT - old_BT
     if kind == "gspo":
         log_ratio_BT = torch.where(mask_BT, _row_mean(log_ratio_BT, mask_BT)[:, None], 0.0)
@@ -93,11 +95,12 @@ def value_loss(
 ) -> Tensor:
     """`0.5 max((v - R)^2, (clip(v, old - c, old + c) - R)^2)`, without `clip` the first alone; the mean over unmasked tokens.
 
-    Tensors are B x T; normalizer: tokens of the whole optimizer step, in place of those counted here. PPO's value clipping as in the
-    implementation of Schulman et al. 2017, arXiv:1707.06347.
+    Tensors are B x T; only `values` gets a gradient. normalizer: tokens of the whole optimizer step, in place of those counted here.
+    PPO's value clipping as in the implementation of Schulman et al. 2017, arXiv:1707.06347.
     """
     mask_BT = mask.bool()
-    values_BT, old_BT, returns_BT = (torch.where(mask_BT, x, 0.0) for x in (values, old_values, returns))
+    values_BT = zero_masked(values, mask_BT)
+    old_BT, returns_BT = (zero_masked(x.detach(), mask_BT) for x in (old_values, returns))
     loss_BT = (values_BT - returns_BT).square()
     if clip is not None:
         near_BT = values_BT.clamp(old_BT - clip, old_BT + clip)
@@ -117,7 +120,7 @@ def correction_weights(
     Raises ValueError for an unknown correction.
     """
     mask_BT = mask.bool()
-    difference_BT = torch.where(mask_BT, old_logprobs - rollout_logprobs, 0.0).detach()
+    difference_BT = (zero_masked(old_logprobs, mask_BT) - zero_masked(rollout_logprobs, mask_BT)).detach()
     raw_BT = clipped_exp(difference_BT)
     if correction == "tis":
         return raw_BT.clamp(max=high), raw_BT
@@ -142,7 +145,7 @@ def reduce_tokens(
     of micro-batches and ranks add up to the loss of the uncut batch. Raises ValueError for an unknown reduction.
     """
     mask_BT = mask.bool()
-    values_BT = torch.where(mask_BT, values, 0.0)
+    values_BT = zero_masked(values, mask_BT)
     if reduction == "token_mean":
         total, count = values_BT.sum(), mask_BT.sum()
     elif reduction == "sequence_mean":

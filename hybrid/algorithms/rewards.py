@@ -70,7 +70,7 @@ def shape_scores(
     if overlong_buffer is not None:
         scores = scores + overlong_penalty(lengths.double(), max_new_tokens, overlong_buffer, overlong_factor)
     if unfinished_penalty is not None:
-        scores = scores - unfinished_penalty * unfinished
+        scores = scores - unfinished_penalty * unfinished.double()
     if unfinished_score is not None:
         scores = scores.masked_fill(unfinished.bool(), unfinished_score)
     return scores

@@ -115,5 +115,5 @@ class Algorithm(Section):
     critic_only_steps: NonNegative = 0
     """Steps at the start in which only the critic trains, so that the actor's first advantages mean something."""
     sampler_kl_bound: PositiveFloat | None = 0.1
-    """Stop the run when the mean KL between engines and trainer is beyond this: one of the two computes something else.
-    null: off."""
+    """Stop the run when the log-probs of engines and trainer differ by more than this, in nats, as the mean of the absolute
+    difference over tokens: one of the two computes something else. null: off."""

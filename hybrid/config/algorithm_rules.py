@@ -87,6 +87,17 @@ def kl_target_is_within_the_bound(cfg: RunConfig) -> Finding | None:
         )
 
 
+@rule("algorithm.kl_target", "algorithm.kl_horizon", "train.prompts_per_step", "rollout.samples_per_prompt")
+def adaptive_kl_stays_positive(cfg: RunConfig) -> Finding | None:
+    samples, horizon = cfg.samples_per_step, cfg.algorithm.kl_horizon
+    if cfg.algorithm.kl_target is not None and samples >= 5 * horizon:
+        return (
+            f"algorithm.kl_horizon {horizon} with {samples} responses per step: the coefficient, which moves by a fifth per horizon, "
+            "would reach 0 or less in one step",
+            f"Set algorithm.kl_horizon to {samples} or more (10000 is usual), or algorithm.kl_target=null.",
+        )
+
+
 @rule("algorithm.kl_kind", "algorithm.kl_in", "algorithm.kl_coef")
 def kl_in_the_loss_has_a_gradient(cfg: RunConfig) -> Finding | None:
     a = cfg.algorithm
@@ -126,6 +137,15 @@ def correction_bounds_hold_one(cfg: RunConfig) -> Finding | None:
             f"algorithm.correction_low {a.correction_low:g} and algorithm.correction_high {a.correction_high:g} leave out 1, the "
             "weight where sampler and trainer agree",
             "Use bounds on both sides of 1, such as 0.5 and 2.",
+        )
+
+
+@rule("reward.weight", "reward.extra")
+def some_reward_counts(cfg: RunConfig) -> Finding | None:
+    if not cfg.reward.weight and not any(cfg.reward.extra.values()):
+        return (
+            f"reward.weight {cfg.reward.weight:g}, and no other weight in reward.extra: every response would score 0",
+            "Set reward.weight to 1, or give reward.extra a function with a weight.",
         )
 
 

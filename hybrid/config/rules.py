@@ -194,11 +194,11 @@ def schedules_end(cfg: RunConfig) -> Iterable[Finding]:
                 f"Set {name}.schedule to linear or cosine, or {name}.min_lr_ratio=0.",
             )
         updates = cfg.total_updates - (cfg.critic_only_updates if name == "actor" else 0)
-        if role.schedule != "constant" and role.warmup_steps >= updates:
+        if role.schedule != "constant" and role.warmup_steps and role.warmup_steps >= updates - 1:
             yield (
                 f"{name}.warmup_steps {role.warmup_steps} of a {role.schedule} schedule in a run of {updates} "
-                "optimizer steps: nothing is left for the schedule",
-                f"Set {name}.warmup_steps below {updates}, or train longer.",
+                "optimizer steps: none is left in which the rate falls",
+                f"Set {name}.warmup_steps to at most {max(0, updates - 2)}, or train longer.",
             )
 
 

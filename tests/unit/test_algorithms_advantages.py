@@ -40,6 +40,8 @@ def advantages_of(estimator, scores, groups, lengths=None, width=None, kl=None, 
         ("group_norm", [2.0, 2.0, 1.0, 3.0], [0, 0, 1, 1], [0, 0, -(0.5**0.5), 0.5**0.5]),
         ("maxrl", [1.0, 0.0, 0.0, 0.0], [0, 0, 0, 0], [3, -1, -1, -1]),
         ("maxrl", [0.0, 0.0, -1.0], [0, 0, 0], [0, 0, 0]),
+        ("maxrl", [0.7, -0.6, -0.1], [0, 0, 0], [0, 0, 0]),
+        ("maxrl", [0.6, -0.7, 0.1], [0, 0, 0], [0, 0, 0]),
         ("remax", [1.0, 0.0], [0, 1], [0.75, -0.25]),
     ],
 )
@@ -116,6 +118,14 @@ def test_whitened_over_unmasked_tokens_only():
     kept = white[mask.bool()]
     torch.testing.assert_close(kept.mean(), torch.tensor(0.0))
     torch.testing.assert_close(kept.var(correction=0), torch.tensor(1.0))
+
+
+def test_sums_over_many_bfloat16_tokens_are_float32():
+    rewards, mask = torch.full((1, 2000), 2**-7, dtype=torch.bfloat16), torch.ones(1, 2000)
+    returns = discounted_returns(rewards, mask, 1.0)
+    assert returns.dtype == torch.float32
+    assert returns[0, 0] == 2000 / 2**7
+    assert gae(rewards, torch.zeros_like(rewards), mask, 1.0, 1.0)[0][0, 0] == 2000 / 2**7
 
 
 def test_wrong_calls_are_named():

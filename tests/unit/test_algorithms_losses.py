@@ -126,6 +126,17 @@ def test_cispo_gradient_is_the_clipped_weight_times_the_advantage():
     torch.testing.assert_close(logprobs.grad, torch.where(mask, -weights * advantages, 0.0) / mask.sum())
 
 
+@pytest.mark.parametrize("kind", POLICY_LOSSES)
+def test_only_the_trained_log_probs_and_values_get_a_gradient(kind):
+    logprobs, old, advantages, rollout, mask = (x.requires_grad_(x.is_floating_point()) for x in batch(2))
+    loss_of(logprobs, old, advantages, mask, kind, rollout_logprobs=rollout, correction="tis")[0].backward()
+    assert logprobs.grad.any()
+    values, old_values, returns, _, mask = (x.requires_grad_(x.is_floating_point()) for x in batch(3))
+    value_loss(values, old_values, returns, mask, 0.2).backward()
+    assert values.grad.any()
+    assert [x.grad for x in (old, advantages, rollout, old_values, returns)] == [None] * 5
+
+
 @pytest.mark.parametrize("clip", [None, 0.2])
 def test_value_gradient_by_finite_differences(clip):
     values, old, returns, _, mask = batch(3)

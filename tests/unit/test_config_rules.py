@@ -36,6 +36,10 @@ from tests.unit.config_profile import PROFILE, refusal
         (["algorithm.advantage=gae", "algorithm.critic_only_steps=3"], "the actor would never train"),
         (["algorithm.kl_target=0.1"], "would stay 0"),
         (["algorithm.kl_coef=0.1", "algorithm.kl_target=10"], "not below algorithm.kl_bound 10"),
+        (
+            ["algorithm.kl_coef=0.1", "algorithm.kl_target=1", "algorithm.kl_horizon=12"],
+            "kl_horizon 12 with 64 responses",
+        ),
         (["algorithm.kl_coef=0.1", "algorithm.kl_kind=k1"], "the gradient of k1"),
         (["algorithm.correction=icepop", "algorithm.correction_low=1.5"], "leave out 1"),
         (["algorithm.correction=tis", "algorithm.correction_high=0.9"], "leave out 1"),
@@ -57,6 +61,8 @@ from tests.unit.config_profile import PROFILE, refusal
         (["data.train=reasoning_gym:chain_sums"], "Did you mean chain_sum"),
         (["cluster.num_nodes=2"], "without cluster.address"),
         (["actor.schedule=cosine", "actor.warmup_steps=3"], "actor.warmup_steps 3"),
+        (["actor.schedule=linear", "actor.warmup_steps=2"], "to at most 1, or"),
+        (["reward.weight=0"], "every response would score 0"),
         (["actor.min_lr_ratio=0.1"], "schedule constant"),
         (["algorithm.advantage=gae", "critic.min_lr_ratio=0.1"], "critic.min_lr_ratio"),
         (["data.train=openai/gsm8k"], "the scorer belongs to a reasoning_gym task"),
@@ -103,6 +109,7 @@ def test_a_broken_rule_is_told_alone_with_its_values(profile, overrides, said):
         ["reward.function=null", "reward.model=some-org/some-reward-model"],
         ["cluster.num_nodes=2", "cluster.address=auto"],
         ["critic=null", "reference=null"],
+        ["actor.schedule=linear", "actor.warmup_steps=1"],
         ["cluster.device=cuda", "cluster.gpus_per_node=8"],
     ],
 )

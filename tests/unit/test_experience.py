@@ -101,6 +101,13 @@ def test_remax_compares_with_the_greedy_answer_to_each_prompt():
     assert [float(a[0]) for a in experience.advantages] == pytest.approx([0.75, -0.25, -0.5, 0.0])
 
 
+def test_large_scores_are_compared_before_they_are_rounded():
+    experience = make_experience(
+        config(algorithm={"advantage": "dr_grpo"}), scored([1e9, 1e9 + 1, 0.5, 0.5]), Forward(), kl_coef=0.0
+    )
+    assert [float(a[0]) for a in experience.advantages] == [-0.5, 0.5, 0.0, 0.0]
+
+
 def test_the_critic_is_measured_by_the_variance_that_it_explains():
     returns = torch.tensor([1.0, 2.0, 3.0])
     assert explained_variance(returns, returns) == 1

@@ -52,6 +52,13 @@ def test_the_order_is_the_documented_one():
     assert shaped([9.0], lengths=[95], unfinished=[True], weights=[3.0], **steps) == pytest.approx([5.25])
 
 
+def test_penalties_are_taken_in_float64_so_that_equal_scores_stay_equal():
+    score, one = torch.tensor([0.7, 0.0], dtype=torch.float64), torch.ones(2, dtype=torch.float64)
+    unfinished = torch.tensor([True, False])
+    result = shape_scores(score, one, unfinished, one, max_new_tokens=100, unfinished_penalty=0.7)
+    assert result.tolist() == [0.0, 0.0]
+
+
 def test_an_override_has_the_last_word():
     options = {"overlong_buffer": 10, "unfinished_score": -1.0, "moments": Moments(2, 5.0, 9.0)}
     assert shaped([1.0], lengths=[100], unfinished=[True], weights=[4.0], **options) == [-1.0]
