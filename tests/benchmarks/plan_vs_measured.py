@@ -112,7 +112,18 @@ def _worker(role: str, rank: int, world: int, folder: str):
     from hybrid.roles.critic import CriticWorker
 
     cls = CriticWorker if role == "critic" else ActorWorker
-    return cls(role, rank, world, "here", "cpu", 1, 240.0, tier="file", swap_dir=f"{folder}/swap")
+    return cls(
+        role,
+        rank,
+        world,
+        "here",
+        "cpu",
+        1,
+        240.0,
+        tier="file",
+        swap_dir=f"{folder}/swap",
+        node_ranks=list(range(world)),
+    )
 
 
 def _measure(worker, cfg, s: Setting, rank: int) -> dict:
