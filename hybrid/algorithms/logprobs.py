@@ -78,7 +78,8 @@ class _TokenLogprobs(torch.autograd.Function):
             lse_C[block] = lse_B = scaled_BV.logsumexp(-1)
             if with_entropy:
                 probs_BV = (scaled_BV - lse_B[:, None]).exp_()
-                entropies_C[block] = lse_B - probs_BV.mul_(scaled_BV).sum(-1)
+                total_B = probs_BV.sum(-1)  # 1 but for rounding, which counts times the size of the logits
+                entropies_C[block] = total_B * lse_B - probs_BV.mul_(scaled_BV).sum(-1)
         picked_C = logits_CV.gather(-1, targets_C[:, None]).squeeze(-1)
         if with_entropy and not entropy_gradient:
             ctx.mark_non_differentiable(entropies_C)

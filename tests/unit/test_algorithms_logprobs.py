@@ -117,3 +117,11 @@ def test_bfloat16_heads_are_normalised_in_float32():
 
 def test_chunk_count():
     assert [chunk_count(n, 8) for n in (0, 1, 8, 9, 17)] == [1, 1, 1, 2, 3]
+
+
+def test_entropies_of_large_logits_are_as_exact_as_float32_allows():
+    torch.manual_seed(0)
+    logits = torch.randn(64, VOCABULARY) * 20 + 200
+    _, entropies = chunked_logprobs(logits, nn.Identity(), torch.zeros(64, dtype=torch.long), 1.0, with_entropy=True)
+    exact = torch.distributions.Categorical(logits=logits.double()).entropy()
+    torch.testing.assert_close(entropies.double(), exact, rtol=0, atol=1e-4)
