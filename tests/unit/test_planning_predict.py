@@ -156,6 +156,37 @@ def test_gpus_by_name_or_size():
         find_gpu("voodoo2")
 
 
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("NVIDIA H100 80GB HBM3", "H100-SXM"),
+        ("NVIDIA H100 PCIe", "H100-PCIe"),
+        ("NVIDIA A100-SXM4-40GB", "A100-40GB"),
+        ("a100 80 GB", "A100-80GB"),
+        ("Tesla T4", "T4"),
+        ("Tesla V100-SXM2-16GB", "V100-16GB"),
+        ("NVIDIA GeForce RTX 4090", "RTX 4090"),
+        ("rtx4090", "RTX 4090"),
+        ("4090", "RTX 4090"),
+        ("A6000", "RTX A6000"),
+        ("H200-141GB", "H200"),
+    ],
+)
+def test_gpus_as_drivers_shops_and_people_write_them(text, name):
+    assert find_gpu(text).name == name
+
+
+@pytest.mark.parametrize("name", known_gpus())
+def test_every_known_gpu_is_found_by_its_name(name):
+    assert find_gpu(name).name == find_gpu(f"nvidia {name.lower()}").name == name
+
+
+@pytest.mark.parametrize("text", ["H20", "A100-60GB", "GB200", "A", "RTX", "", "-5", "80", "1KiB", "NaN"])
+def test_what_is_not_quite_a_gpu_is_taken_for_none(text):
+    with pytest.raises(ConfigError, match=r"--gpu .*H200"):
+        find_gpu(text)
+
+
 def test_a_gpu_that_is_not_here_is_planned_for(model):
     cfg = config(model, cluster={"device": "cuda", "gpus_per_node": 8}, memory={"device_bytes": 80 * 2**30})
     facts = stated_facts(cfg, "H100 SXM")
