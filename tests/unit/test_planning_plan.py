@@ -61,6 +61,7 @@ def predict(cfg):
         overhead={"CUDA context": 20 * MIB},
         host={"processes": 2**30},
         gpus_per_node=cfg.cluster.gpus_per_node,
+        least_kv_bytes=6 * MIB,
     )
 
 
@@ -88,6 +89,16 @@ def test_a_smaller_kv_cache_is_taken_where_it_saves_movement_but_not_below_half(
 def test_a_kv_cache_that_was_given_is_left_alone(config):
     plan = choose(config("memory.device_bytes=1150MiB", "rollout.kv_cache=768MiB"), predict, SPEEDS)
     assert chosen(plan)[0] == 768 and plan.seconds_per_step > 0
+
+
+def test_a_kv_cache_without_room_for_one_sequence_is_refused_and_the_least_suggested(config):
+    """vLLM would refuse at its start, minutes later."""
+    cfg = config("memory.device_bytes=2GiB", "rollout.kv_cache=5.5MiB")
+    plan = choose(cfg, predict, SPEEDS)
+    (short,) = plan.shortages
+    assert short.nbytes == MIB // 2 and "rollout.kv_cache" in short.where and "128 tokens" in short.where
+    assert ("rollout.kv_cache=6MiB",) in [s.overrides for s in suggestions(plan, predict, SPEEDS)]
+    assert choose(config("memory.device_bytes=2GiB", "rollout.kv_cache=6MiB"), predict, SPEEDS).fits
 
 
 def test_to_fit_the_kv_cache_shrinks_as_little_as_it_must(config):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 
@@ -146,6 +148,30 @@ def test_engine_weights_are_cut_and_kv_heads_repeated(model):
     one, four = (kv_cache(cfg, tp, 2, "cuda", 8 * MIB, 256) for tp in (1, 4))
     assert one.bytes_per_token == 2 * 6 * 2 * 32 * 2 and four.bytes_per_token == one.bytes_per_token / 2
     assert one.sequences == (8 * MIB // (one.bytes_per_token * 16) - 1) // 16
+    for tokens in (1, 16, 17, 256):
+        least = kv_cache(cfg, 1, 2, "cuda", 8 * MIB, tokens).least_bytes
+        assert kv_cache(cfg, 1, 2, "cuda", least, tokens).sequences == 1
+        assert kv_cache(cfg, 1, 2, "cuda", least - 1, tokens).sequences == 0
+
+
+@pytest.mark.parametrize(
+    ("config_json", "said"),
+    [
+        ({"model_type": "nonesuch"}, "nonesuch"),
+        ({"model_type": "llama", "hidden_size": "big"}, "hidden_size"),
+        (
+            {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 0},
+            "ZeroDivision",
+        ),
+        ({"model_type": "t5"}, "T5Config"),
+        ({"model_type": "gemma2", "num_hidden_layers": 2}, "model.attention=flash_attention_2"),
+    ],
+)
+def test_a_config_json_of_no_plannable_model_is_a_mistake_in_the_profile(tmp_path, config_json, said):
+    (tmp_path / "config.json").write_text(json.dumps(config_json))
+    with pytest.raises(ConfigError, match=said) as error:
+        predict(config(str(tmp_path)), MachineFacts())
+    assert str(tmp_path) in str(error.value) and len(str(error.value)) < 800
 
 
 def test_gpus_by_name_or_size():
