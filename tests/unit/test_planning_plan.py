@@ -1,9 +1,11 @@
 """From a profile to a plan: what is lowered, in which order, and what is suggested when nothing helps."""
 
+import io
 import json
 
 import pytest
 import yaml
+from rich.console import Console
 
 from hybrid.config import load_run, resolve
 from hybrid.errors import ConfigError
@@ -11,6 +13,7 @@ from hybrid.planning.footprint import Speeds, peak
 from hybrid.planning.plan import choose, make_plan
 from hybrid.planning.prediction import PhaseUse, Prediction, TenantSize
 from hybrid.planning.rows import as_json, ledger_row, never_moving, phase_rows
+from hybrid.planning.show import human, show
 from hybrid.planning.suggest import suggestions
 from hybrid.planning.walk import walk
 
@@ -206,3 +209,14 @@ def test_rows_add_up_and_the_ledger_gets_them(config):
 def test_a_plan_needs_to_know_the_gpu(config):
     with pytest.raises(ConfigError, match="--gpu"):
         make_plan(config("memory.device_bytes=auto"), predict, SPEEDS)
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 160])
+def test_no_phase_of_the_table_loses_its_name_or_a_size_at_any_width(config, width):
+    plan = choose(config("memory.device_bytes=600MiB"), predict, SPEEDS)
+    console = Console(width=width, file=io.StringIO())
+    show(plan, console)
+    text = console.file.getvalue()
+    phases = text[: text.index("Transitions")]
+    assert max(map(len, text.splitlines())) <= width and "\N{HORIZONTAL ELLIPSIS}" not in phases
+    assert all(row.phase in phases and human(row.peak_bytes) in phases for row in phase_rows(plan))
