@@ -34,7 +34,8 @@ def plan_command(
 ) -> int:
     """Print the plan of a profile; 0 when it fits, 2 when not. Raises `ConfigError` as `load_run` and where sizes are not known, and what
     `calibrate` raises."""
-    cfg = resolve(load_run(profile, [*overrides, *machine_overrides(gpu, nodes, gpus_per_node)]))
+    # Overrides last: what is suggested can be added to the command as it was given.
+    cfg = resolve(load_run(profile, [*machine_overrides(gpu, nodes, gpus_per_node), *overrides]))
     if calibrate_first:
         calibrate(cfg)
     predict, speeds = predictor(cfg, gpu)

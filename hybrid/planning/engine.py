@@ -27,12 +27,14 @@ CUDA_GRAPH_BYTES = 2**30
 
 @dataclass(frozen=True)
 class KVCache:
-    """The KV cache of an engine on one of its GPUs. `sequences` of the longest length fit; vLLM keeps one block to itself."""
+    """The KV cache of an engine on one of its GPUs. `sequences` of the longest length fit, of which one needs `least_bytes`; vLLM keeps one
+    block to itself, and does not start with less than one sequence."""
 
     bytes: int
     bytes_per_token: int
     tokens: int
     sequences: int
+    least_bytes: int
 
 
 def engine_weights(model: ModelShapes, config: Any, tp: int, element_bytes: int, device: str) -> int:
@@ -68,12 +70,13 @@ def kv_cache(config: Any, tp: int, element_bytes: int, device: str, available: i
     head_size = getattr(text, "head_dim", None) or text.hidden_size // heads
     per_token = 2 * text.num_hidden_layers * max(1, kv_heads // tp) * head_size * element_bytes
     block = BLOCK_TOKENS[device]
-    blocks = available // (per_token * block)
+    blocks, blocks_of_one = available // (per_token * block), -(-sequence_tokens // block)
     return KVCache(
         bytes=blocks * block * per_token,
         bytes_per_token=per_token,
         tokens=max(0, blocks - 1) * block,
-        sequences=max(0, blocks - 1) // -(-sequence_tokens // block),
+        sequences=max(0, blocks - 1) // blocks_of_one,
+        least_bytes=(blocks_of_one + 1) * block * per_token,
     )
 
 

@@ -13,6 +13,9 @@ from pydantic_core import PydanticCustomError
 from hybrid.config.base import parse_bytes
 from hybrid.errors import ConfigError
 
+LEAST_BYTES = 2**20
+"""A number below it has lost its unit."""
+
 
 @dataclass(frozen=True)
 class Gpu:
@@ -33,24 +36,43 @@ def known_gpus() -> dict[str, Gpu]:
 
 
 def find_gpu(text: str) -> Gpu:
-    """The GPU that `text` names, however written (h100, "A100 40GB"), the larger of several; or one of that many bytes ("80GiB") on PCIe 4.
+    """The GPU that `text` names, however written ("h100", "4090", "NVIDIA A100-SXM4-40GB"), the larger of several; or one of that many
+    bytes ("80GiB") on PCIe 4.
 
-    Raises `ConfigError` with the names that are known.
+    Words that name no memory ("Tesla", "SXM4", "HBM3") are passed over. Raises `ConfigError` with the names that are known, also where the
+    memory is none that the GPU comes with.
     """
-    wanted = _plain(text)
-    if not any(_plain(name).startswith(wanted) for name in known_gpus()):
-        wanted = re.sub(r"(?<=[a-z0-9]{2})\d{2,3}gb$", "", wanted)  # H100-80GB: it comes in one size
-    names = [name for name in known_gpus() if wanted and _plain(name).startswith(wanted)]
-    exact = [name for name in names if _plain(name) == wanted]
-    if names and not wanted.isdigit():
-        return known_gpus()[(exact or names)[-1]]
+    words = re.findall(r"[a-z0-9.]+", re.sub(r"(\d)\s+(?=gi?b\b)", r"\1", text.lower().replace("rtx", "rtx ")))
+    sizes = [float(size[1]) for word in words if (size := re.fullmatch(r"(\d+)gi?b", word))]
+    scores = {
+        name: len(_words(name) & set(words))
+        for name, gpu in known_gpus().items()
+        if _model(name) in words and all(_is_about(gpu, size) for size in sizes)
+    }
+    if scores:
+        return known_gpus()[[name for name, score in scores.items() if score == max(scores.values())][-1]]
     try:
-        return Gpu(text, int(parse_bytes(text)), 32e9, 0.0)
+        size = int(parse_bytes(text))
     except PydanticCustomError as error:
         raise ConfigError(
             f"--gpu {text}: neither a size such as 80GiB nor one of {', '.join(known_gpus())}."
         ) from error
+    if size < LEAST_BYTES:
+        raise ConfigError(
+            f"--gpu {text}: {size} bytes are no GPU's memory. Write the unit, such as 80GiB, or a name: {', '.join(known_gpus())}."
+        )
+    return Gpu(text, size, 32e9, 0.0)
 
 
-def _plain(text: str) -> str:
-    return re.sub(r"[^a-z0-9]|nvidia|geforce", "", text.lower())
+def _words(name: str) -> set[str]:
+    return set(name.lower().replace("-", " ").split())
+
+
+def _model(name: str) -> str:
+    """The word of `name` that tells it from other makes: "RTX 4090" -> "4090"."""
+    return next(word for word in re.split(r"[ -]", name.lower()) if word != "rtx")
+
+
+def _is_about(gpu: Gpu, gigabytes: float) -> bool:
+    """Vendors say 80 GB of 79.6 GiB, and 141 GB of 140.4 GiB."""
+    return abs(gpu.nbytes / 2**30 - gigabytes) < 0.08 * gigabytes

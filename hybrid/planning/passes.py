@@ -12,7 +12,7 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
 from hybrid.data.batches import Lengths
-from hybrid.planning.shapes import build, read_config
+from hybrid.planning.shapes import build, model_errors, read_config
 from hybrid.planning.working_set import Trace, trace
 from hybrid.roles import attention
 from hybrid.roles.packing import Row, pack
@@ -53,7 +53,8 @@ def packed_pass(
         batch = pack([Row(row.group, [0] * row.prompt, [0] * row.response) for row in rows], shared)
         return model(batch, 1.0)[0] if kind == "policy" else model(batch)
 
-    return trace(make, config.get_text_config().num_hidden_layers, run, backward, device)
+    with model_errors(path):
+        return trace(make, config.get_text_config().num_hidden_layers, run, backward, device)
 
 
 @lru_cache(maxsize=16)
@@ -69,7 +70,8 @@ def padded_pass(path: str, rows: int, width: int, *, dtype: torch.dtype, device:
     def make(layers: int) -> nn.Module:
         return build(with_layers(config, layers), "reward", dtype, None, trust_remote_code).eval()
 
-    return trace(make, config.get_text_config().num_hidden_layers, run, False, device)
+    with model_errors(path):
+        return trace(make, config.get_text_config().num_hidden_layers, run, False, device)
 
 
 def with_layers(config: Any, layers: int) -> Any:

@@ -56,6 +56,7 @@ def predict(cfg: RunConfig, machine: MachineFacts) -> Prediction:
         overhead(cfg, machine) | plan.engine_reserve(),
         host_use(cfg, plan.model("actor").elements * plan.element),
         cfg.cluster.gpus_per_node,
+        plan.kv_cache().least_bytes if cfg.uses_engines else 0,
     )
 
 

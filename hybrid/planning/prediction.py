@@ -58,6 +58,8 @@ class Prediction:
     overhead: dict[str, int]
     host: dict[str, int]
     gpus_per_node: int
+    least_kv_bytes: int = 0
+    """Of the KV cache, per GPU: one sequence of the longest length, without which vLLM does not start."""
 
     def tenant(self, role: str, part: str) -> TenantSize | None:
         return next((t for t in self.tenants if t.key == (role, part)), None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from math import prod
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
 
 KINDS = ("policy", "critic", "reward")
 """What a role makes of a config: a causal LM, its trunk with a value head, a sequence classifier with one label."""
+
+LONGEST_REASON = 300
+"""Characters of another library's message that are shown; some list every model they know."""
 
 
 @dataclass(frozen=True)
@@ -43,10 +48,13 @@ def read_config(path: str, trust_remote_code: bool = False) -> Any:
     """The transformers config of a model folder or a hub name: from the folder or the hub's cache, else as known (`known_models.yaml`),
     else from the hub.
 
-    Raises `ConfigError` when there is none.
+    Raises `ConfigError` when there is none, or one that transformers does not take.
     """
     from transformers import AutoConfig
 
+    if Path(path).is_dir():
+        with model_errors(path):
+            return AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code, local_files_only=True)
     try:
         return AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code, local_files_only=True)
     except (OSError, ValueError):
@@ -58,6 +66,26 @@ def read_config(path: str, trust_remote_code: bool = False) -> Any:
         raise ConfigError(
             f"The config.json of {path}, from which a plan is made, is neither here nor on the hub ({str(error).splitlines()[0]}). Name a "
             f"folder that holds one, or download it where there is a network: hf download {path} config.json."
+        ) from error
+
+
+@contextmanager
+def model_errors(path: str) -> Iterator[None]:
+    """What transformers and torch raise while they build or run what the config.json at `path` describes becomes a `ConfigError`: that file
+    is the user's, and what it may lead to has no bounded list of classes."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except NotImplementedError as error:  # of `roles.attention`
+        raise ConfigError(
+            f"{path}: {error}. Set model.attention=flash_attention_2 (flash-attn must be installed where it runs), or name another model."
+        ) from error
+    except Exception as error:
+        said = " ".join(str(error).split())[:LONGEST_REASON]
+        raise ConfigError(
+            f"The config.json of {path} describes no causal language model that can be planned for ({type(error).__name__}: {said}). "
+            "Correct the file, or name another model."
         ) from error
 
 
@@ -73,7 +101,7 @@ def shapes(path: str, kind: str, trust_remote_code: bool = False) -> ModelShapes
     import torch
 
     config = read_config(path, trust_remote_code)
-    with torch.device("meta"):
+    with model_errors(path), torch.device("meta"):
         model = build(config, kind, torch.float32, trust_remote_code=trust_remote_code)
     buffers = {b.untyped_storage()._cdata: b.untyped_storage().nbytes() for b in model.buffers()}
     text = config.get_text_config()

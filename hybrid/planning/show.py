@@ -8,7 +8,7 @@ from rich.text import Text
 
 from hybrid.planning.footprint import Move, tier_bytes
 from hybrid.planning.plan import Plan
-from hybrid.planning.rows import host_rows, never_moving, optimizer_places, phase_rows, transition_rows
+from hybrid.planning.rows import PhaseRow, host_rows, never_moving, optimizer_places, phase_rows, transition_rows
 from hybrid.planning.suggest import Suggestion
 
 NO_BREAK = "\u00a0"
@@ -32,7 +32,8 @@ def show(plan: Plan, console: Console) -> None:
             f"{human(plan.limits.device_bytes)}, policy {cfg.memory.policy}",
         )
     )
-    console.print(_phases(plan))
+    for table in _phases(plan, console):
+        console.print(table)
     console.print(_transitions(plan))
     console.print(_host(plan))
     for line in _choices(plan):
@@ -66,9 +67,20 @@ def suggestion_lines(found: list[Suggestion]) -> list[str]:
     return lines
 
 
-def _phases(plan: Plan) -> Table:
-    """Phases across; tenants, working sets and overhead down."""
+def _phases(plan: Plan, console: Console) -> list[Table]:
+    """As few tables as `console` is wide enough for, the phases in order over them: cut names of phases could not be told apart."""
     rows = phase_rows(plan)
+    unbounded = console.options.update(max_width=10**4)
+    for count in range(1, len(rows) + 1):
+        size = -(-len(rows) // count)
+        tables = [_phase_table(plan, rows[start : start + size]) for start in range(0, len(rows), size)]
+        if all(console.measure(table, options=unbounded).maximum <= console.width for table in tables):
+            break
+    return tables
+
+
+def _phase_table(plan: Plan, rows: list[PhaseRow]) -> Table:
+    """Phases across; tenants, working sets and overhead down."""
     table = Table(title="On each GPU, at the fullest moment of each phase", title_justify="left")
     table.add_column("", no_wrap=True)
     for row in rows:
@@ -81,7 +93,7 @@ def _phases(plan: Plan) -> Table:
             sizes = [getattr(row, part).get(name, 0) for row in rows]
             table.add_row(name, *(human(size) if size else "-" for size in sizes), end_section=name == names[-1])
     table.add_row("peak", *(human(row.peak_bytes) for row in rows), style="bold")
-    table.add_row("largest part", *(row.cause.replace(": ", ":\n").replace("/", "/\n") for row in rows), style="dim")
+    table.add_row("largest part", *(row.cause.replace(" ", "\n").replace("/", "/\n") for row in rows), style="dim")
     free = [plan.limits.device_bytes - row.peak_bytes for row in rows]
     table.add_row("headroom", *(Text(human(size), style="red" if size < 0 else "green") for size in free))
     return table
@@ -90,7 +102,7 @@ def _phases(plan: Plan) -> Table:
 def _transitions(plan: Plan) -> Table:
     table = Table(title="Transitions, bytes copied and seconds on each GPU", title_justify="left")
     for name in ("from", "to", "per step", "leave", "come"):
-        table.add_column(name)
+        table.add_column(name, overflow="fold")
     for name in ("bytes", "seconds"):
         table.add_column(name, justify="right", no_wrap=True)
     sizes = {t.key: t.device_bytes for t in plan.prediction.tenants}

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from hybrid.config import RunConfig, resolve
-from hybrid.config.resolve import kv_bytes
 from hybrid.config.rules import find_violations
 from hybrid.planning.footprint import Speeds
 from hybrid.planning.plan import MIB, Plan, Predict, choose
@@ -38,8 +37,8 @@ def suggestions(plan: Plan, predict: Predict, speeds: Speeds) -> list[Suggestion
         made = choose(cfg, predict, speeds)
         return Suggestion(tuple(f"{key}={_text(value)}" for key, value in values.items()), made) if made.fits else None
 
-    found = [next(filter(None, map(attempt, ladder)), None) for ladder in _ladders(plan.cfg)]
-    found += [_smallest_change(*numbers, attempt) for numbers in _numbers(plan.cfg)]
+    found = [next(filter(None, map(attempt, ladder)), None) for ladder in _ladders(plan)]
+    found += [_smallest_change(*numbers, attempt) for numbers in _numbers(plan)]
     return [each for each in found if each is not None]
 
 
@@ -54,8 +53,11 @@ def changed(cfg: RunConfig, values: Values) -> RunConfig:
     return resolve(cfg.model_copy(update=update))
 
 
-def _ladders(cfg: RunConfig) -> Iterator[Iterator[Values]]:
+def _ladders(plan: Plan) -> Iterator[Iterator[Values]]:
     """Changes of one kind each, from the smallest on."""
+    cfg = plan.cfg
+    if cfg.uses_engines and cfg.rollout.kv_cache < plan.prediction.least_kv_bytes:
+        yield [{"rollout.kv_cache": _least_cache(plan)}]
     yield from ([{"memory.policy": "auto"}] if cfg.memory.policy != "auto" else [],)
     for role in ("actor", "critic"):
         if role in cfg.roles:
@@ -88,14 +90,20 @@ def _more_gpus(gpus: int, nodes: int) -> Iterator[Values]:
         }
 
 
-def _numbers(cfg: RunConfig) -> Iterator[tuple[str, int, int, int]]:
+def _numbers(plan: Plan) -> Iterator[tuple[str, int, int, int]]:
     """(key, present value, least value, step) of the numbers that a run can do with less of."""
+    cfg = plan.cfg
     longest = cfg.max_sequence_tokens
     yield "train.micro_batch_tokens", cfg.train.micro_batch_tokens, longest, 256
     if cfg.uses_reward_model:
         yield "reward.batch_tokens", cfg.reward.batch_tokens, longest, 256
-    if cfg.uses_engines and (one := kv_bytes(cfg, 1)):
-        yield "rollout.kv_cache", cfg.rollout.kv_cache, -(-one // MIB) * MIB, 64 * MIB
+    if cfg.uses_engines:
+        yield "rollout.kv_cache", cfg.rollout.kv_cache, _least_cache(plan), 64 * MIB
+
+
+def _least_cache(plan: Plan) -> int:
+    """Bytes of one sequence, in whole MiB."""
+    return -(-plan.prediction.least_kv_bytes // MIB) * MIB
 
 
 def _smallest_change(

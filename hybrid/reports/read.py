@@ -5,6 +5,7 @@ A crashed run reads like any other: rows that a crash cut are left out, and kind
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +30,19 @@ KEPT_SETTINGS = {
     "steps": ("train", "steps"),
 }
 """Section and key of the profile by field of `Settings`: all that a report takes from it."""
+
+COMMON = ("time", "step", "phase", "kind")
+NEEDED = {
+    "tenant": ("role", "part", "movable", "counted_bytes"),
+    "leave": ("role", "part", "rank", "counted_bytes", "copied_bytes", "seconds", "before_bytes", "after_bytes"),
+    "come": ("role", "part", "rank", "counted_bytes", "copied_bytes", "seconds", "before_bytes", "after_bytes"),
+    "transition": ("previous", "leave_seconds", "come_seconds"),
+    "phase": ("seconds", "peaks"),
+    "counted": ("role", "parts"),
+    "growth": ("role", "rank", "grown_bytes", "steps", "now_bytes"),
+    "failed": ("error",),
+}
+"""Keys that a row of a kind must have to be read."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +116,7 @@ class Run:
 
 
 def read_run(folder: str | Path) -> Run:
-    """Read `folder`, a run's. Raises `DataError` when it holds no ledger, or one without a row."""
+    """Read `folder`, a run's. Raises `DataError` when it holds no ledger, or one without a whole row."""
     folder = Path(folder)
     ledger = folder / "memory.jsonl"
     if not ledger.is_file():
@@ -120,10 +134,10 @@ def read_run(folder: str | Path) -> Run:
 
 def find_run(run: str) -> Path:
     """The folder that `run` names: a path, or a name under runs/. Raises `DataError` when neither exists."""
-    for folder in (Path(run), Path("runs") / run):
-        if folder.is_dir():
-            return folder
-    raise DataError(f"There is no run {run}: neither a folder of that path nor runs/{run} exists here.")
+    for folder in (run, f"runs/{run}"):
+        if os.path.isdir(folder):  # False for what cannot be a path; Path.is_dir raises
+            return Path(folder)
+    raise DataError(f"There is no run {run}: neither a folder of that path nor one of that name under runs/ is here.")
 
 
 def read_plan(row: Row) -> Plan:
@@ -142,18 +156,16 @@ def read_plan(row: Row) -> Plan:
 
 
 def _is_row(row: Any) -> bool:
-    return isinstance(row, dict) and "kind" in row
+    return isinstance(row, dict) and {*COMMON, *NEEDED.get(row.get("kind"), ())} <= row.keys()
 
 
 def _settings(profile: Path) -> Settings:
-    if not profile.is_file():
-        return Settings()
+    """What the profile set; nothing where a crash or a hand left no readable one, as the ledger alone makes a report."""
     try:
-        read = yaml.safe_load(profile.read_text())
-    except yaml.YAMLError:  # Left by a crash; the ledger alone makes a report.
+        read = yaml.safe_load(profile.read_bytes())
+        return Settings(**dict(_known(read)))
+    except (OSError, ValueError, TypeError, AttributeError, yaml.YAMLError):
         return Settings()
-    known = dict(_known(read if isinstance(read, dict) else {}))
-    return Settings(**known)
 
 
 def _known(profile: dict[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -1,9 +1,11 @@
 """From a profile to a plan: what is lowered, in which order, and what is suggested when nothing helps."""
 
+import io
 import json
 
 import pytest
 import yaml
+from rich.console import Console
 
 from hybrid.config import load_run, resolve
 from hybrid.errors import ConfigError
@@ -11,6 +13,7 @@ from hybrid.planning.footprint import Speeds, peak
 from hybrid.planning.plan import choose, make_plan
 from hybrid.planning.prediction import PhaseUse, Prediction, TenantSize
 from hybrid.planning.rows import as_json, ledger_row, never_moving, phase_rows
+from hybrid.planning.show import human, show
 from hybrid.planning.suggest import suggestions
 from hybrid.planning.walk import walk
 
@@ -61,6 +64,7 @@ def predict(cfg):
         overhead={"CUDA context": 20 * MIB},
         host={"processes": 2**30},
         gpus_per_node=cfg.cluster.gpus_per_node,
+        least_kv_bytes=6 * MIB,
     )
 
 
@@ -88,6 +92,16 @@ def test_a_smaller_kv_cache_is_taken_where_it_saves_movement_but_not_below_half(
 def test_a_kv_cache_that_was_given_is_left_alone(config):
     plan = choose(config("memory.device_bytes=1150MiB", "rollout.kv_cache=768MiB"), predict, SPEEDS)
     assert chosen(plan)[0] == 768 and plan.seconds_per_step > 0
+
+
+def test_a_kv_cache_without_room_for_one_sequence_is_refused_and_the_least_suggested(config):
+    """vLLM would refuse at its start, minutes later."""
+    cfg = config("memory.device_bytes=2GiB", "rollout.kv_cache=5.5MiB")
+    plan = choose(cfg, predict, SPEEDS)
+    (short,) = plan.shortages
+    assert short.nbytes == MIB // 2 and "rollout.kv_cache" in short.where and "128 tokens" in short.where
+    assert ("rollout.kv_cache=6MiB",) in [s.overrides for s in suggestions(plan, predict, SPEEDS)]
+    assert choose(config("memory.device_bytes=2GiB", "rollout.kv_cache=6MiB"), predict, SPEEDS).fits
 
 
 def test_to_fit_the_kv_cache_shrinks_as_little_as_it_must(config):
@@ -195,3 +209,14 @@ def test_rows_add_up_and_the_ledger_gets_them(config):
 def test_a_plan_needs_to_know_the_gpu(config):
     with pytest.raises(ConfigError, match="--gpu"):
         make_plan(config("memory.device_bytes=auto"), predict, SPEEDS)
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 160])
+def test_no_phase_of_the_table_loses_its_name_or_a_size_at_any_width(config, width):
+    plan = choose(config("memory.device_bytes=600MiB"), predict, SPEEDS)
+    console = Console(width=width, file=io.StringIO())
+    show(plan, console)
+    text = console.file.getvalue()
+    phases = text[: text.index("Transitions")]
+    assert max(map(len, text.splitlines())) <= width and "\N{HORIZONTAL ELLIPSIS}" not in phases
+    assert all(row.phase in phases and human(row.peak_bytes) in phases for row in phase_rows(plan))

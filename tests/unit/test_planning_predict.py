@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 
@@ -147,6 +149,30 @@ def test_engine_weights_are_cut_and_kv_heads_repeated(model):
     one, four = (kv_cache(cfg, tp, 2, "cuda", 8 * MIB, 256) for tp in (1, 4))
     assert one.bytes_per_token == 2 * 6 * 2 * 32 * 2 and four.bytes_per_token == one.bytes_per_token / 2
     assert one.sequences == (8 * MIB // (one.bytes_per_token * 16) - 1) // 16
+    for tokens in (1, 16, 17, 256):
+        least = kv_cache(cfg, 1, 2, "cuda", 8 * MIB, tokens).least_bytes
+        assert kv_cache(cfg, 1, 2, "cuda", least, tokens).sequences == 1
+        assert kv_cache(cfg, 1, 2, "cuda", least - 1, tokens).sequences == 0
+
+
+@pytest.mark.parametrize(
+    ("config_json", "said"),
+    [
+        ({"model_type": "nonesuch"}, "nonesuch"),
+        ({"model_type": "llama", "hidden_size": "big"}, "hidden_size"),
+        (
+            {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 0},
+            "ZeroDivision",
+        ),
+        ({"model_type": "t5"}, "T5Config"),
+        ({"model_type": "gemma2", "num_hidden_layers": 2}, "model.attention=flash_attention_2"),
+    ],
+)
+def test_a_config_json_of_no_plannable_model_is_a_mistake_in_the_profile(tmp_path, config_json, said):
+    (tmp_path / "config.json").write_text(json.dumps(config_json))
+    with pytest.raises(ConfigError, match=said) as error:
+        predict(config(str(tmp_path)), MachineFacts())
+    assert str(tmp_path) in str(error.value) and len(str(error.value)) < 800
 
 
 def test_gpus_by_name_or_size():
@@ -155,6 +181,37 @@ def test_gpus_by_name_or_size():
     assert find_gpu("80GiB").nbytes == 80 * 2**30
     with pytest.raises(ConfigError, match="H200"):
         find_gpu("voodoo2")
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("NVIDIA H100 80GB HBM3", "H100-SXM"),
+        ("NVIDIA H100 PCIe", "H100-PCIe"),
+        ("NVIDIA A100-SXM4-40GB", "A100-40GB"),
+        ("a100 80 GB", "A100-80GB"),
+        ("Tesla T4", "T4"),
+        ("Tesla V100-SXM2-16GB", "V100-16GB"),
+        ("NVIDIA GeForce RTX 4090", "RTX 4090"),
+        ("rtx4090", "RTX 4090"),
+        ("4090", "RTX 4090"),
+        ("A6000", "RTX A6000"),
+        ("H200-141GB", "H200"),
+    ],
+)
+def test_gpus_as_drivers_shops_and_people_write_them(text, name):
+    assert find_gpu(text).name == name
+
+
+@pytest.mark.parametrize("name", known_gpus())
+def test_every_known_gpu_is_found_by_its_name(name):
+    assert find_gpu(name).name == find_gpu(f"nvidia {name.lower()}").name == name
+
+
+@pytest.mark.parametrize("text", ["H20", "A100-60GB", "GB200", "A", "RTX", "", "-5", "80", "1KiB", "NaN"])
+def test_what_is_not_quite_a_gpu_is_taken_for_none(text):
+    with pytest.raises(ConfigError, match=r"--gpu .*H200"):
+        find_gpu(text)
 
 
 def test_a_gpu_that_is_not_here_is_planned_for(model):

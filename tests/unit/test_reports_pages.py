@@ -156,3 +156,14 @@ RUN = {
     "data": {"train": "reasoning_gym:chain_sum"},
     "logging": {"progress": "lines"},
 }
+
+
+def test_the_command_says_why_a_report_cannot_be_written(run, tmp_path, hybrid_command):
+    (tmp_path / "file").touch()
+    for out, said in (
+        (tmp_path / "file" / "x.html", "cannot be written"),
+        (tmp_path, "cannot be written"),
+        (tmp_path / "x.md", "twin"),
+    ):
+        result = hybrid_command("report", run.folder, "--out", out)
+        assert result.exit_code == 1 and said in result.output and "Traceback" not in result.output

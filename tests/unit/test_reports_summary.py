@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hybrid.errors import DataError
-from hybrid.reports.read import find_run, read_run
+from hybrid.reports.read import Settings, find_run, read_run
 from hybrid.reports.summary import summarize
 from tests.unit.report_runs import GIB, MIB, REST, SIZES, RunWriter, add_plan, profile
 
@@ -133,5 +133,21 @@ def test_a_folder_without_a_ledger_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs" / "named").mkdir(parents=True)
     assert find_run("named").name == "named"
-    with pytest.raises(DataError, match="no run elsewhere"):
-        find_run("elsewhere")
+    for name in ("elsewhere", "x" * 5000):
+        with pytest.raises(DataError, match=f"no run {name}"):
+            find_run(name)
+
+
+def test_rows_that_lack_what_their_kind_has_are_left_out(swapped):
+    whole = read_run(swapped.folder)
+    with (swapped.folder / "memory.jsonl").open("a") as file:
+        file.write('{"kind": "phase"}\n7\n{"time": 0, "step": 9, "phase": "sync", "kind": "leave", "role": "actor"}\n')
+    assert read_run(swapped.folder) == whole
+
+
+@pytest.mark.parametrize(
+    "profile", [b"\xff\xfe\x00", b"cluster: [1]", b"memory: text", b"rollout: {kv_cache: 12parsecs}", b""]
+)
+def test_a_profile_that_cannot_be_read_is_done_without(swapped, profile):
+    (swapped.folder / "profile.yaml").write_bytes(profile)
+    assert read_run(swapped.folder).settings == Settings()
