@@ -66,7 +66,7 @@ class Algorithm(Section):
     lam: Share = 0.95
     """Lambda of gae: 1 trusts returns, 0 the critic."""
     dynamic_sampling: bool = False
-    """Leave out prompts whose samples all score alike, for they teach nothing, and generate more in their place (DAPO).
+    """Leave out prompts whose samples all score alike, which teach a group estimator nothing, and generate more in their place (DAPO).
     Prompts beyond the step's serve the next one. Not applied to replayed rollouts."""
     sampling_rounds: Positive = 5
     """Most times that dynamic sampling generates in a step; what is still missing is filled with prompts that it left

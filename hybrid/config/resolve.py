@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hybrid.config import machine
+from hybrid.config.known_models import known_models
 from hybrid.config.paths import model_source, resolve_path
 from hybrid.config.run import SECTIONS, RunConfig
 from hybrid.config.sections import Critic, Reference, TrainedRole
@@ -213,11 +214,11 @@ def kv_bytes(cfg: RunConfig, sequences: int) -> int | None:
 
 
 def model_config(path: str) -> dict[str, Any] | None:
-    """config.json of a model folder, the text part of it; None for a hub name, or a folder without a usual
-    transformer's keys."""
+    """config.json of a model folder, the text part of it, or what is known of a hub name; None for other hub names, or
+    without a usual transformer's keys."""
     file = Path(path) / "config.json"
     if not file.is_file():
-        return None
+        return known_models().get(path)
     try:
         config = json.loads(file.read_bytes())
     except ValueError:

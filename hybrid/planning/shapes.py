@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
+from hybrid.config.known_models import known_models
 from hybrid.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -87,12 +86,6 @@ def model_errors(path: str) -> Iterator[None]:
             f"The config.json of {path} describes no causal language model that can be planned for ({type(error).__name__}: {said}). "
             "Correct the file, or name another model."
         ) from error
-
-
-@cache
-def known_models() -> dict[str, dict[str, Any]]:
-    rows = yaml.safe_load((Path(__file__).parent / "known_models.yaml").read_text())
-    return {name: row["config"] for row in rows for name in row["names"]}
 
 
 @lru_cache(maxsize=16)
