@@ -120,21 +120,30 @@ def line_chart(
     svg = root(title, description, prefix, height)
     y_axis(svg, top, y, WIDTH - right)
     dashes = ("", "7 3", "2 3", "10 3 2 3", "4 2")
-    taken: list[float] = []
+    labels_at = spread([y(line[-1][1]) + 4 for _, _, line in series], 15, height - 44)
     for place, (label, colour, line) in enumerate(series):
         path = " ".join(f"{number(x(step))},{number(y(size))}" for step, size in line)
         attributes = {"stroke-dasharray": dashes[place % len(dashes)]} if place else {}
         add(svg, "polyline", points=path, fill="none", stroke=colour, cls="line", **attributes)
-        at = y(line[-1][1]) + 4
-        while any(abs(at - other) < 15 for other in taken):
-            at += 15 if at < height / 2 else -15
-        taken.append(at)
-        add(svg, "text", f"{label} {human_bytes(line[-1][1])}", x=x(last) + 6, y=at, cls="ink")
+        add(svg, "text", f"{label} {human_bytes(line[-1][1])}", x=x(last) + 6, y=labels_at[place], cls="ink")
     ends = ((first, "start" if first == 0 else f"step {first}"), (last, f"step {last}"))
     for at, text in dict(ends).items():
         anchor = "start" if at == first else "end"
         add(svg, "text", text, x=x(at), y=height - 26, cls="ink soft", **{"text-anchor": anchor})
     return text_of(svg)
+
+
+def spread(wanted: Sequence[float], gap: float, lowest: float) -> list[float]:
+    """Heights for labels that want to be at `wanted`: the same order, `gap` apart at least, none below `lowest` (heights grow downwards)."""
+    order = sorted(range(len(wanted)), key=wanted.__getitem__)
+    placed = [0.0] * len(wanted)
+    above = float("-inf")
+    for index in order:
+        placed[index] = above = max(wanted[index], above + gap)
+    below = lowest + gap
+    for index in reversed(order):
+        placed[index] = below = min(placed[index], below - gap)
+    return placed
 
 
 def _band(svg: ET.Element, band: Band, columns, floor, sizes, x, y, prefix: str) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from hybrid.config import RunConfig
 from hybrid.reporting import Reporter
+from hybrid.reports.charts import spread
 from hybrid.reports.read import read_run
 from hybrid.reports.write import render
 from tests.unit.report_runs import RunWriter, add_plan, profile
@@ -46,6 +47,13 @@ def run(tmp_path, monkeypatch):
         writer.step(step, kv_cache_share=0.4)
     profile(writer.folder)
     return writer
+
+
+@pytest.mark.parametrize("wanted", [[], [5.0], [130.0, 131.0, 129.0, 130.0], [216.0] * 5, [10.0, 200.0, 12.0]])
+def test_labels_at_one_height_are_spread(wanted):
+    placed = spread(wanted, 15, 216)
+    heights = sorted(placed)
+    assert all(b - a >= 15 for a, b in zip(heights, heights[1:])) and all(h <= 216 for h in heights)
 
 
 def test_the_page_is_whole_and_loads_nothing(run):
