@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
+from itertools import pairwise
 
 import pytest
 
@@ -53,7 +54,7 @@ def run(tmp_path, monkeypatch):
 def test_labels_at_one_height_are_spread(wanted):
     placed = spread(wanted, 15, 216)
     heights = sorted(placed)
-    assert all(b - a >= 15 for a, b in zip(heights, heights[1:])) and all(h <= 216 for h in heights)
+    assert all(b - a >= 15 for a, b in pairwise(heights)) and all(h <= 216 for h in heights)
 
 
 def test_the_page_is_whole_and_loads_nothing(run):
