@@ -134,7 +134,7 @@ def line_chart(
 
 
 def spread(wanted: Sequence[float], gap: float, lowest: float) -> list[float]:
-    """Heights for labels that want to be at `wanted`: the same order, at least `gap` apart, none below `lowest` (heights grow downwards)."""
+    """Heights for labels that want to be at `wanted`: in the same order, at least `gap` apart, none past `lowest` (y grows downwards)."""
     order = sorted(range(len(wanted)), key=wanted.__getitem__)
     placed = [0.0] * len(wanted)
     above = float("-inf")
