@@ -165,11 +165,12 @@ def _start_ray(address: str | None, gpus: int, device: str, dashboard: bool) -> 
 
 @contextmanager
 def _own_signal_handlers() -> Iterator[None]:
-    """Ray replaces the handler of SIGTERM; ours, which ends a run through every `finally`, comes back."""
+    """Ray replaces the handler of SIGTERM, and ignores SIGCHLD, after which every command that this process runs, such as a reward
+    function's, seems to end with status 0. Ours come back."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)}
     yield
     for number, handler in handlers.items():
         signal.signal(number, handler)

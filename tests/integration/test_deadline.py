@@ -1,7 +1,9 @@
-"""A rank that does not answer is named, and shown at what it does."""
+"""A pool of processes: one that does not answer is named, and shown at what it does; and the process that opened it stays itself."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 
 import pytest
@@ -38,3 +40,8 @@ def test_a_missed_barrier_names_the_rank_and_dumps_its_stack(pool):
     assert "actor rank 1 on node" in message and "actor rank 0 on node" not in message
     assert "waits_for_godot" in message or "SYS_PTRACE" in message
     assert "memory.barrier_timeout_s" in message
+
+
+def test_a_command_run_beside_a_pool_keeps_its_exit_status(pool):
+    """Ray would ignore SIGCHLD, and a reward that runs programs would see every one succeed."""
+    assert subprocess.run([sys.executable, "-c", "raise SystemExit(3)"]).returncode == 3
