@@ -28,7 +28,7 @@ def test_process_bytes_follow_an_allocation():
     block = torch.ones(50 * MIB // 4)
     after = process_bytes()
     for field in ("rss", "pss", "private"):
-        assert getattr(after, field) - getattr(before, field) == pytest.approx(block.nbytes, rel=0.05)
+        assert getattr(after, field) - getattr(before, field) == pytest.approx(block.nbytes, rel=0.1)
     assert after.peak_rss >= after.rss - MIB
     assert abs(measured_bytes("cpu") - after.pss) < 2 * MIB
 
@@ -37,7 +37,7 @@ def test_another_process_is_measured_from_outside_and_children_are_added(child):
     alone, other = process_bytes(), process_bytes(child.pid)
     assert 80 * MIB < other.pss < 110 * MIB
     together = process_bytes(children=True)
-    assert together.pss - alone.pss == pytest.approx(other.pss, rel=0.05)
+    assert together.pss - alone.pss == pytest.approx(other.pss, rel=0.1)
 
 
 def test_a_process_that_is_gone_is_an_error(child):
