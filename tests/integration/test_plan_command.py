@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from hybrid.config.resolve import GPU_SHARE
 from launch.tiny_models import make_tiny_llama
 from tests.integration.runs import profile
 
@@ -32,21 +33,24 @@ def test_tables_and_the_verdict(path):
 
 
 def test_what_does_not_fit_ends_with_2_and_its_suggestions_fit(path):
-    done = plan(path, "--json", "memory.device_bytes=2500MiB")
+    least = json.loads(plan(path, "--json", "memory.policy=swap_all").stdout)
+    capacity = next(p["peak_bytes"] for p in least["phases"] if p["phase"] == "train_actor") - 64 * 2**20
+    limit = f"memory.device_bytes={capacity}"
+    done = plan(path, "--json", limit)
     told = json.loads(done.stdout)
     assert done.returncode == 2 and told["fits"] is False
     assert [s["where"] for s in told["shortages"]] == ["train_actor"]
     ways = [way["overrides"] for way in told["suggestions"]]
     tokens = next(way for way in ways if way[0].startswith("train.micro_batch_tokens="))
-    again = json.loads(plan(path, "--json", "memory.device_bytes=2500MiB", *tokens).stdout)
+    again = json.loads(plan(path, "--json", limit, *tokens).stdout)
     assert again["fits"] is True
-    assert max(phase["peak_bytes"] for phase in again["phases"]) <= again["capacity_bytes"] == 2500 * 2**20
+    assert max(phase["peak_bytes"] for phase in again["phases"]) <= again["capacity_bytes"] == capacity
 
 
 def test_a_gpu_that_is_not_here_is_planned_for_by_name(path):
     done = plan(path, "--json", "--gpu", "H100-SXM", "--gpus-per-node", "4")
     told = json.loads(done.stdout)
-    assert (done.returncode, told["gpus_per_node"], told["capacity_bytes"]) == (0, 4, 81559 * 2**20)
+    assert (done.returncode, told["gpus_per_node"], told["capacity_bytes"]) == (0, 4, int(GPU_SHARE * 81559 * 2**20))
     assert told["tier_bytes"] is None
     assert "CUDA contexts" in told["phases"][0]["overhead"]
     unknown = plan(path, "--gpu", "Z1000")
