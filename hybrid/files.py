@@ -7,6 +7,11 @@ import tempfile
 from pathlib import Path
 
 
+def nearest_there(path: Path) -> Path:
+    """`path`, or the nearest of its parents that exists: it lies on the disk on which `path` would be made."""
+    return next(p for p in (path, *path.parents) if p.exists())
+
+
 def write_atomic(path: str | Path, content: str | bytes) -> None:
     """Write `content` aside in the same folder, fsync, and rename over `path`; parents are made."""
     path = Path(path)

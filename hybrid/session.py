@@ -14,7 +14,7 @@ from pathlib import Path
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from hybrid.config import RunConfig, dump, model_source
+from hybrid.config import RunConfig, dump, model_source, swap_folder
 from hybrid.data.prompts import PromptSource, load_eval, load_prompts
 from hybrid.data.rollouts import RolloutRecorder, check_recorded, load_rollouts
 from hybrid.data.samples import Prompt, Sample
@@ -146,7 +146,7 @@ def open_session(cfg: RunConfig, run_dir: Path) -> Iterator[Session]:
         if recorder is not None:
             stack.callback(recorder.close)
 
-        stack.callback(_remove_swap_folders, _swap_dir(cfg, run_dir))
+        stack.callback(_remove_swap_folders, swap_folder(cfg))
         report.stage("starting Ray")
         pool = open_pool(
             num_nodes=cfg.cluster.num_nodes,
@@ -160,7 +160,7 @@ def open_session(cfg: RunConfig, run_dir: Path) -> Iterator[Session]:
         )
         stack.callback(pool.stop)
         report.cluster_is_up(pool.dashboard_url)
-        groups = {role: spawn_role(cfg, _swap_dir(cfg, run_dir), pool, role) for role in cfg.roles}
+        groups = {role: spawn_role(cfg, pool, role) for role in cfg.roles}
         engines = engine_group(cfg, pool) if cfg.uses_engines else None
         scheduler = make_scheduler(plan, ledger, report, groups, engines)
         load_all(cfg, report, scheduler, groups, engines)
@@ -183,10 +183,6 @@ def open_session(cfg: RunConfig, run_dir: Path) -> Iterator[Session]:
             recorded,
             extra_rewards,
         )
-
-
-def _swap_dir(cfg: RunConfig, run_dir: Path) -> Path:
-    return Path(cfg.memory.swap_dir or run_dir / "swap")
 
 
 def _remove_swap_folders(folder: Path) -> None:

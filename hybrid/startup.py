@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 
-from hybrid.config import RunConfig, model_source
+from hybrid.config import RunConfig, model_source, swap_folder
 from hybrid.memory.ledger import Ledger
 from hybrid.memory.scheduler import MemoryScheduler
 from hybrid.memory.tenants import RankPeak
@@ -32,7 +30,7 @@ ROLES = {
 }
 
 
-def spawn_role(cfg: RunConfig, swap_dir: Path, pool: Pool, role: str) -> RoleGroup:
+def spawn_role(cfg: RunConfig, pool: Pool, role: str) -> RoleGroup:
     cls, parts = ROLES[role]
     threads = cfg.cluster.threads_per_process
     return RoleGroup(
@@ -45,7 +43,7 @@ def spawn_role(cfg: RunConfig, swap_dir: Path, pool: Pool, role: str) -> RoleGro
         device=cfg.cluster.device,
         threads=threads,
         tier=cfg.memory.tier,
-        swap_dir=str(swap_dir),
+        swap_dir=str(swap_folder(cfg)),
     )
 
 

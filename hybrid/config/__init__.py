@@ -1,7 +1,7 @@
 """One pydantic model of a run: `load_run` reads a profile, `resolve` replaces every `auto`."""
 
 from hybrid.config.load import check, dump, load_run
-from hybrid.config.paths import is_hub_name, model_source, resolve_path
+from hybrid.config.paths import is_hub_name, model_source, resolve_path, swap_folder
 from hybrid.config.placement import Place, placement
 from hybrid.config.resolve import resolve
 from hybrid.config.run import SECTIONS, RunConfig
@@ -20,4 +20,5 @@ __all__ = [
     "placement",
     "resolve",
     "resolve_path",
+    "swap_folder",
 ]

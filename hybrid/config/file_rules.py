@@ -110,12 +110,18 @@ def _task_is_known(key: str, value: str) -> Finding | None:
     name = value.removeprefix("reasoning_gym:")
     if not name:
         return f"{key} {value} names no task", f"Write {key}=reasoning_gym:TASK, for example reasoning_gym:chain_sum."
+    hint = unknown_task(name)
+    return (f"{key} {value}: reasoning-gym has no such task", hint) if hint else None
+
+
+def unknown_task(name: str) -> str | None:
+    """What to do about a task that reasoning-gym has not; None where it has it."""
     from reasoning_gym.factory import DATASETS  # a second: only for those who use it
 
-    if name not in DATASETS:
-        near = difflib.get_close_matches(name, DATASETS, n=3)
-        hint = f"Did you mean {' or '.join(near)}?" if near else f"Tasks: {', '.join(sorted(DATASETS))}."
-        return f"{key} {value}: reasoning-gym has no such task", hint
+    if name in DATASETS:
+        return None
+    near = difflib.get_close_matches(name, DATASETS, n=3)
+    return f"Did you mean {' or '.join(near)}?" if near else f"Tasks: {', '.join(sorted(DATASETS))}."
 
 
 @rule("reward.function")

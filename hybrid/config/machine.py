@@ -8,6 +8,8 @@ import shutil
 from functools import cache
 from pathlib import Path
 
+from hybrid.files import nearest_there
+
 DRIVER_FILES = ("/dev/nvidiactl", "/dev/dxg")
 """One of them exists where there is a CUDA driver: on Linux, and on Linux under Windows."""
 
@@ -59,8 +61,7 @@ def ram_bytes() -> int:
 
 def free_disk_bytes(folder: Path) -> int:
     """Free bytes of the disk on which `folder` lies or would be made."""
-    there = next(parent for parent in (folder, *folder.parents) if parent.exists())
-    return shutil.disk_usage(there).free
+    return shutil.disk_usage(nearest_there(folder)).free
 
 
 def _read(path: str) -> str:

@@ -20,6 +20,11 @@ def path_roots(cfg: RunConfig) -> list[Path]:
     return [Path.cwd(), profile_dir, profile_dir.parent]
 
 
+def swap_folder(cfg: RunConfig) -> Path:
+    """Where the file tier of a resolved `cfg` lies: memory.swap_dir, else `swap` in the run's folder."""
+    return Path(cfg.memory.swap_dir or Path(cfg.logging.runs_dir) / cfg.logging.name / "swap")
+
+
 def resolve_path(cfg: RunConfig, value: str) -> Path:
     """Absolute path of `value`: in the first of `path_roots` that has it, else in the working directory."""
     path = Path(value).expanduser()

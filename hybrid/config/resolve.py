@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -204,13 +205,17 @@ def kv_bytes(cfg: RunConfig, sequences: int) -> int | None:
     config = model_config(cfg.model.path)
     if config is None:
         return None
+    element = 2 if cfg.model.dtype == "bfloat16" else 4
+    per_token = kv_token_bytes(config, cfg.rollout.tensor_parallel_size, element)
+    return per_token * sequences * (cfg.max_sequence_tokens + 256)
+
+
+def kv_token_bytes(config: Mapping[str, Any], tp: int, element_bytes: int) -> int:
+    """Bytes per GPU of a token's keys and values in all layers, from the text part of a config.json."""
     heads = config["num_attention_heads"]
     kv_heads = config.get("num_key_value_heads") or heads
     head_size = config.get("head_dim") or config["hidden_size"] // heads
-    element = 2 if cfg.model.dtype == "bfloat16" else 4
-    local_heads = max(1, kv_heads // cfg.rollout.tensor_parallel_size)
-    per_token = 2 * config["num_hidden_layers"] * local_heads * head_size * element
-    return per_token * sequences * (cfg.max_sequence_tokens + 256)
+    return 2 * config["num_hidden_layers"] * max(1, kv_heads // tp) * head_size * element_bytes
 
 
 def model_config(path: str) -> dict[str, Any] | None:

@@ -10,6 +10,7 @@ from hybrid.config.load import check_report
 from hybrid.config.resolve import resolve
 from hybrid.config.run import RunConfig
 from hybrid.config.violations import Violation
+from hybrid.files import nearest_there
 
 WEIGHT_FILES = ("*.safetensors", "*.bin")
 
@@ -62,7 +63,7 @@ def _record(cfg: RunConfig) -> Iterator[Violation]:
 
 def _folder(key: str, folder: Path) -> Iterator[Violation]:
     """`folder` must be one that can be made and written to."""
-    there = next(p for p in (folder, *folder.parents) if p.exists())
+    there = nearest_there(folder)
     if not there.is_dir():
         yield Violation((key,), f"{key}: {there} is a file, not a folder", "Name another folder.")
     elif not os.access(there, os.W_OK):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from itertools import count
 from typing import Any
 
 from hybrid.config import RunConfig
+from hybrid.config.file_rules import unknown_task
 from hybrid.errors import DataError
 
 PREFIX = "reasoning_gym:"
@@ -33,9 +33,7 @@ class Task:
         from reasoning_gym.composite import DatasetSpec
         from reasoning_gym.factory import DATASETS
 
-        if self.name not in DATASETS:
-            near = difflib.get_close_matches(self.name, DATASETS, n=3)
-            hint = f"Did you mean {' or '.join(near)}?" if near else f"Tasks: {', '.join(sorted(DATASETS))}."
+        if hint := unknown_task(self.name):
             raise DataError(f"{PREFIX}{self.name}: reasoning-gym has no such task. {hint}")
         if reserved := {"seed", "size"} & set(self.args):
             raise DataError(

@@ -16,7 +16,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from hybrid.config import RunConfig, machine
+from hybrid.config import RunConfig, machine, swap_folder
+from hybrid.files import nearest_there, write_atomic
 from hybrid.planning.facts import ProcessBytes
 
 PACKAGES = ("torch", "transformers", "deepspeed", "vllm", "ray")
@@ -91,7 +92,7 @@ def tier_speed(cfg: RunConfig) -> tuple[float, float]:
     from hybrid.memory.swap import StorageSwap
     from hybrid.memory.tiers import make_tier
 
-    with tempfile.TemporaryDirectory(dir=_existing(Path(cfg.memory.swap_dir)), prefix="hybrid-calibration-") as folder:
+    with tempfile.TemporaryDirectory(dir=nearest_there(swap_folder(cfg)), prefix="hybrid-calibration-") as folder:
         swap = StorageSwap(make_tier(cfg.memory.tier, folder), cfg.cluster.device)
         tensor = torch.ones(PROBE_BYTES, dtype=torch.uint8, device=cfg.cluster.device)
         for _ in range(2):
@@ -101,11 +102,6 @@ def tier_speed(cfg: RunConfig) -> tuple[float, float]:
             swap.come("probe")
             came = time.perf_counter()
     return PROBE_BYTES / (left - started), PROBE_BYTES / (came - left)
-
-
-def _existing(folder: Path) -> Path:
-    """`folder` or the nearest of its parents that is there: on the same disk."""
-    return next(p for p in (folder, *folder.parents) if p.is_dir())
 
 
 def _gpu_name() -> str:
@@ -127,8 +123,4 @@ def _read() -> dict[str, Any]:
 
 
 def _write(rows: dict[str, Any]) -> None:
-    file = calibration_file()
-    file.parent.mkdir(parents=True, exist_ok=True)
-    aside = file.with_suffix(f".{os.getpid()}")
-    aside.write_text(json.dumps(rows, indent=2))
-    aside.replace(file)
+    write_atomic(calibration_file(), json.dumps(rows, indent=2))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+from hybrid.config.resolve import kv_token_bytes
 from hybrid.planning.shapes import ModelShapes
 
 VOCAB_PADDING = 64
@@ -64,11 +65,7 @@ def vocab_shard(vocab_size: int, tp: int) -> int:
 
 def kv_cache(config: Any, tp: int, element_bytes: int, device: str, available: int, sequence_tokens: int) -> KVCache:
     """What `available` bytes of KV cache on one GPU hold, for sequences of at most `sequence_tokens` tokens. Whole blocks only."""
-    text = config.get_text_config()
-    heads = text.num_attention_heads
-    kv_heads = getattr(text, "num_key_value_heads", None) or heads
-    head_size = getattr(text, "head_dim", None) or text.hidden_size // heads
-    per_token = 2 * text.num_hidden_layers * max(1, kv_heads // tp) * head_size * element_bytes
+    per_token = kv_token_bytes(config.get_text_config().to_dict(), tp, element_bytes)
     block = BLOCK_TOKENS[device]
     blocks, blocks_of_one = available // (per_token * block), -(-sequence_tokens // block)
     return KVCache(

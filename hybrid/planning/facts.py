@@ -42,9 +42,6 @@ class MachineFacts:
     device: str = "cpu"
     name: str = "cpu"
     device_bytes: int | None = None
-    host_bytes: int | None = None
-    ray_share: float = 0.95
-    """Of host memory; above it Ray's memory monitor kills workers (`RAY_memory_usage_threshold`)."""
     leave_bytes_per_s: float | None = None
     come_bytes_per_s: float | None = None
     nvlink_bytes_per_s: float = 0.0
@@ -57,21 +54,15 @@ class MachineFacts:
     source: str = "stated"
     """"stated" or "measured"."""
 
-    @property
-    def ray_limit_bytes(self) -> int | None:
-        """Host memory in use at which Ray begins to kill."""
-        return None if self.host_bytes is None else int(self.ray_share * self.host_bytes)
-
 
 def stated_facts(cfg: RunConfig, gpu: str | None = None) -> MachineFacts:
     """Facts about the machine that a resolved config runs on, without measuring: `gpu` is a name of gpus.yaml or a size, None for the
     GPUs that are here. Raises `ConfigError` for a GPU that is not known."""
     per_node = max(1, cfg.cluster.gpus_per_node)
-    host = machine.ram_bytes() if gpu is None else None
     size = cfg.memory.device_bytes if cfg.memory.device_bytes != "auto" else None
     if cfg.cluster.device == "cpu" and gpu is None:
         rate = FILE_BYTES_PER_S / per_node
-        return MachineFacts("cpu", "cpu", size, host, leave_bytes_per_s=rate, come_bytes_per_s=rate)
+        return MachineFacts("cpu", "cpu", size, leave_bytes_per_s=rate, come_bytes_per_s=rate)
     found = find_gpu(gpu) if gpu else Gpu("GPU", size or machine.gpu_bytes() or 0, 32e9, 0.0)
     pinned = SHARE_OF_LINE_RATE * found.pcie_bytes_per_s
     rate = pinned if cfg.memory.tier == "pinned" else FILE_BYTES_PER_S / per_node
@@ -79,7 +70,6 @@ def stated_facts(cfg: RunConfig, gpu: str | None = None) -> MachineFacts:
         "cuda",
         found.name,
         found.nbytes or None,
-        host,
         leave_bytes_per_s=rate,
         come_bytes_per_s=rate,
         nvlink_bytes_per_s=found.nvlink_bytes_per_s,

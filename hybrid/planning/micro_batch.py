@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from hybrid.config import RunConfig
 from hybrid.data.batches import Lengths, plan_micro_batches
-from hybrid.roles.packing import Row
 
 _GROUPS_LOOKED_AT = 64
 """Micro-batches repeat: more groups than this per rank make none that is fuller."""
@@ -18,14 +17,6 @@ class Workload:
 
     rows: tuple[Lengths, ...]
     micro_batches: int
-
-    def packed_rows(self) -> list[Row]:
-        """Rows with tokens of no meaning."""
-        return [Row(row.group, [0] * row.prompt, [0] * row.response) for row in self.rows]
-
-    @property
-    def response_tokens(self) -> int:
-        return sum(row.response for row in self.rows)
 
 
 def workload(cfg: RunConfig, prompts: int) -> Workload:

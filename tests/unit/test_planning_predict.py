@@ -238,3 +238,11 @@ def test_a_calibration_is_found_again(model, monkeypatch, tmp_path):
     assert calibration_file() == tmp_path / "hybrid" / "calibration.json"
     facts = machine_facts(cfg)
     assert (facts.source, facts.role, facts.leave_bytes_per_s) == ("measured", ProcessBytes(1, 2), 4e9)
+
+
+def test_the_slow_tier_is_timed_where_a_run_would_put_it(model, monkeypatch, tmp_path):
+    from hybrid.planning import calibration
+
+    monkeypatch.setattr(calibration, "PROBE_BYTES", 2**20)
+    for memory in ({}, {"swap_dir": str(tmp_path / "none" / "yet")}):
+        assert all(speed > 0 for speed in calibration.tier_speed(config(model, memory=memory)))
