@@ -1,8 +1,8 @@
 """The memory that a forward and a backward pass take, by running the role's own code on tensors without bytes.
 
 The model is built with few layers and traced (torch's FakeTensorMode): every storage that comes into being is counted until it is
-dropped. Memory is linear in the number of layers, moment by moment, so two traces give any depth; a 70B model costs as much as a small
-one. Kernels' inner workspaces are not seen. Whatever the role's code becomes, the trace follows it.
+dropped. Layers between the first and the last all add what the second does, so a 70B model costs as much as a small one. Kernels' inner
+workspaces are not seen. Whatever the role's code becomes, the trace follows it.
 """
 
 from __future__ import annotations
@@ -22,10 +22,15 @@ from torch.utils._pytree import tree_leaves
 from hybrid.algorithms import logprobs
 from hybrid.roles import attention
 
+TRACED_LAYERS = 3
+"""Of deeper models: a first, a last and one between them."""
+DEVICE_OF = torch.ops.prim.device.default
 BEFORE_GRADIENTS = ("trunk", "head")
 MOMENTS = (*BEFORE_GRADIENTS, "head backward", "last layer", "first layer")
 """Of a pass, in their order: forward through the layers; what follows, until the first gradient of a parameter exists; from there until
 the gradient enters the last layer; through the layers; through the first layer and the embeddings."""
+EMBEDDING = "embedding"
+"""What comes before the second layer: however deep the model, nothing is added to it. Belongs to the trunk."""
 
 
 @dataclass
@@ -50,10 +55,13 @@ class _Counter(TorchDispatchMode):
         self.sizes = {t.untyped_storage()._cdata: 0 for t in existing}
         self.live = 0
         self.gradients = 0
-        self.moment = MOMENTS[0]
+        self.moment = EMBEDDING
+        self.after_layer: list[int] = []
         self.trace = Trace()
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function is DEVICE_OF:  # more than half of what is dispatched
+            return args[0].fake_device
         out = function(*args, **(kwargs or {}))
         for tensor in tree_leaves(out):
             if isinstance(tensor, torch.Tensor):
@@ -100,23 +108,24 @@ def trace(
     `make(n)` builds the model with n of its `layers` layers; both functions are called under fake tensors, which stand for those of
     `device`. What the model itself holds is not counted.
     """
-    if layers <= 3:
-        return _trace_once(make, layers, run, backward, device)
-    return _extrapolate(*(_trace_once(make, few, run, backward, device) for few in (2, 3)), layers)
-
-
-def _trace_once(make, layers: int, run, backward: bool, device: str) -> Trace:
+    traced = min(layers, TRACED_LAYERS)
     with _fake_tensors(device):
-        model = make(layers)
+        model = make(traced)
         counter = _Counter([*model.parameters(), *model.buffers()])
-        _watch_layers(_layers_of(model), counter)
+        found = _layers_of(model)
+        _watch_layers(found, counter)
         for p in model.parameters():
             p.register_post_accumulate_grad_hook(counter.take_gradient)
         with counter, torch.set_grad_enabled(backward):
             out = run(model)
             if backward:
                 out.sum().backward()
-    return counter.trace
+    deeper, after = layers - traced, counter.after_layer
+    if not deeper:
+        return _deepened(counter.trace, 0, 0)
+    held = after[-1] - after[-2]  # after the first layer the embeddings' output is still the only hidden state
+    gradients = sum(p.nbytes for p in found[1].parameters() if p.requires_grad)
+    return _deepened(counter.trace, deeper * held, deeper * gradients)
 
 
 @contextmanager
@@ -146,22 +155,23 @@ def _watch_layers(layers: nn.ModuleList, counter: _Counter) -> None:
 
         def left(_layer, _args, out, number=number, moment=moment):
             hidden = out[0] if isinstance(out, tuple) else out
-            if number == last and counter.moment == "trunk":
+            if counter.moment in (EMBEDDING, "trunk"):  # else it is computed again, for the backward pass
+                counter.after_layer.append(counter.live)
                 counter.trace.held = counter.live
-                counter.moment = "head"
+                counter.moment = "head" if number == last else "trunk"
             if hidden.requires_grad:
                 hidden.register_hook(lambda _g: counter.enter(moment))
 
         layer.register_forward_hook(left)
 
 
-def _extrapolate(two: Trace, three: Trace, layers: int) -> Trace:
-    """Layers between the first and the last take what lies between those two."""
+def _deepened(traced: Trace, held: int, gradients: int) -> Trace:
+    """With further layers between the first and the last, which together leave `held` bytes for the backward pass and take `gradients`.
+    They have dropped the former, and made the latter, when the gradient enters the first layer."""
 
-    def line(a: int, b: int) -> int:
-        return b + (layers - 3) * (b - a)
+    def of(sizes: dict[str, int], at_first: int) -> dict[str, int]:
+        deep = {moment: size + (at_first if moment == "first layer" else held) for moment, size in sizes.items()}
+        trunk = max(sizes[EMBEDDING], deep.get("trunk", 0))
+        return {"trunk": trunk} | {m: size for m, size in deep.items() if m in MOMENTS and m != "trunk"}
 
-    def lines(a: dict[str, int], b: dict[str, int]) -> dict[str, int]:
-        return {moment: line(a[moment], size) for moment, size in b.items() if moment in a}
-
-    return Trace(lines(two.highest, three.highest), lines(two.growing, three.growing), line(two.held, three.held))
+    return Trace(of(traced.highest, 0), of(traced.growing, gradients), traced.held + held)

@@ -19,12 +19,12 @@ from tests.integration.ranks import run_ranks
 
 MODELS = {
     "small": dict(
-        hidden_size=384, intermediate_size=1024, num_hidden_layers=6, num_attention_heads=6, num_key_value_heads=2,
-        head_dim=64, vocab_size=8192, tie_word_embeddings=True,
+        hidden_size=320, intermediate_size=960, num_hidden_layers=8, num_attention_heads=5, num_key_value_heads=1,
+        head_dim=64, vocab_size=6144, tie_word_embeddings=True,
     ),
     "large": dict(
-        hidden_size=640, intermediate_size=1728, num_hidden_layers=10, num_attention_heads=10, num_key_value_heads=5,
-        head_dim=64, vocab_size=12288,
+        hidden_size=768, intermediate_size=2048, num_hidden_layers=9, num_attention_heads=12, num_key_value_heads=4,
+        head_dim=64, vocab_size=14336,
     ),
 }  # fmt: skip
 BOUNDS = {"static": 0.01, "dynamic": 0.10, "process": 0.10}
@@ -41,18 +41,18 @@ class Setting:
 
 
 SETTINGS = [
-    Setting("small", 0, False, 512),
-    Setting("small", 1, False, 512),
-    Setting("small", 2, True, 1024),
-    Setting("small", 3, False, 1024),
-    Setting("small", 2, False, 512, "float32"),
-    Setting("small", 2, False, 1024, role="critic"),
-    Setting("large", 0, True, 1024),
-    Setting("large", 1, False, 512),
-    Setting("large", 2, False, 1024),
-    Setting("large", 3, False, 512),
-    Setting("large", 2, True, 512),
-    Setting("large", 3, True, 1024, "float32"),
+    Setting("small", 0, False, 704),
+    Setting("small", 1, False, 704),
+    Setting("small", 2, True, 1408),
+    Setting("small", 3, False, 1408),
+    Setting("small", 2, False, 704, "float32"),
+    Setting("small", 2, False, 1408, role="critic"),
+    Setting("large", 0, True, 1408),
+    Setting("large", 1, False, 704),
+    Setting("large", 2, False, 1408),
+    Setting("large", 3, False, 704),
+    Setting("large", 2, True, 704),
+    Setting("large", 3, True, 1408, "float32"),
 ]
 
 
@@ -162,7 +162,8 @@ def _train(worker, role: str, micros: list) -> None:
         worker.train(rows, 0.2, 1000.0, 1e-6)
         return
     objective = PolicyObjective(
-        kind="ppo", reduction="token_mean", clip_low=0.2, clip_high=0.2, dual_clip=None, kl_coef=0.0, kl_kind="k3",
+        kind="ppo", reduction="token_mean", clip_low=0.2, clip_high=0.2, dual_clip=None, correction="none",
+        correction_low=0.0, correction_high=2.0, entropy_coef=0.0, entropy_metric=True, kl_coef=0.0, kl_kind="k3",
         temperature=1.0, max_tokens=64, normalizer=1000.0, sampler_bound=None,
     )  # fmt: skip
     rows = [
@@ -207,7 +208,7 @@ def main() -> int:
         for name, fields in MODELS.items():
             make_tiny_llama(Path(folder) / name, **fields)
         make_tiny_llama(Path(folder) / "base")
-        base = Setting("base", 2, False, 512)
+        base = Setting("base", 2, False, 704)
         # A pair of fresh processes each: what one setting leaves in the allocator would count for the next.
         rows = [run_ranks(measured_rank, folder, [base, s], timeout_s=300)[0][1] for s in SETTINGS]
         worst = dict.fromkeys(BOUNDS, 0.0)

@@ -9,6 +9,7 @@ import torch
 
 from hybrid.config import RunConfig, resolve
 from hybrid.errors import ConfigError
+from hybrid.planning import working_set
 from hybrid.planning.calibration import calibration_file
 from hybrid.planning.engine import engine_weights, kv_cache, vocab_shard
 from hybrid.planning.facts import ProcessBytes, stated_facts
@@ -17,6 +18,7 @@ from hybrid.planning.micro_batch import packed_tokens, workload
 from hybrid.planning.passes import packed_pass
 from hybrid.planning.predict import MachineFacts, predict
 from hybrid.planning.shapes import read_config, shapes
+from hybrid.planning.working_set import MOMENTS
 from hybrid.roles import attention
 from launch.tiny_models import tiny_config
 
@@ -104,35 +106,25 @@ def test_micro_batches_are_as_full_as_the_budget(model):
     assert packed_tokens(list(work.rows), True) == 1024
 
 
-def test_a_trace_of_few_layers_stands_for_many(model):
-    """Six layers extrapolated from two and three, against all six traced."""
-    from hybrid.planning import working_set
-
-    rows = workload(config(model), 32).rows
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("backward", [False, True])
+def test_a_trace_of_few_layers_stands_for_many(model, monkeypatch, checkpointing, backward):
+    """Three layers that stand for six, against all six traced."""
     options = dict(
         dtype=torch.bfloat16,
         implementation="sdpa",
-        checkpointing=False,
-        backward=True,
+        checkpointing=checkpointing,
+        backward=backward,
         device="cpu",
         trust_remote_code=False,
     )
-    extrapolated = packed_pass(model, "policy", rows, **options)
-    whole = {}
-    original = working_set._extrapolate
-    working_set._extrapolate = lambda two, three, layers: whole.setdefault("trace", three)
-    once = working_set._trace_once
-    working_set._trace_once = lambda make, layers, *rest: once(make, 6 if layers == 3 else layers, *rest)
-    try:
-        packed_pass.__wrapped__(model, "policy", rows, **options)
-    finally:
-        working_set._extrapolate, working_set._trace_once = original, once
-    assert extrapolated.highest == pytest.approx(
-        {k: whole["trace"].highest[k] for k in extrapolated.highest}, rel=0.001
-    )
-    assert extrapolated.growing == pytest.approx(
-        {k: whole["trace"].growing[k] for k in extrapolated.growing}, rel=0.001
-    )
+    rows = workload(config(model), 32).rows
+    few = packed_pass.__wrapped__(model, "policy", rows, **options)
+    monkeypatch.setattr(working_set, "TRACED_LAYERS", 6)
+    whole = packed_pass.__wrapped__(model, "policy", rows, **options)
+    assert few.highest == pytest.approx(whole.highest, rel=0.001)
+    assert few.growing == pytest.approx(whole.growing, rel=0.001)
+    assert few.held == whole.held and set(few.highest) == {"trunk", "head"} | (set(MOMENTS) if backward else set())
 
 
 def test_a_plan_leaves_no_fake_mask_in_the_cache_of_the_attention(plan):
