@@ -20,10 +20,7 @@ from hybrid.config import load_run, resolve
 from hybrid.files import write_atomic
 from hybrid.memory.ledger import read_ledger
 from hybrid.planning.command import machine_overrides
-from hybrid.planning.facts import stated_facts
-from hybrid.planning.machine import speeds_of
-from hybrid.planning.plan import choose
-from hybrid.planning.predict import predict
+from hybrid.planning.machine import plan_here
 from hybrid.planning.rows import ledger_row
 from hybrid.reports.read import KEPT_SETTINGS, Run, Settings, read_plan, read_run
 from hybrid.reports.write import render
@@ -73,8 +70,7 @@ def plans() -> Iterator[Run]:
     """Each GPU profile's plan, as a run that has not begun."""
     for name, gpu in PLANNED_GPU.items():
         cfg = resolve(load_run(PROFILES / f"{name}.yaml", [*machine_overrides(gpu), *STATED]))
-        facts = stated_facts(cfg, gpu)
-        plan = choose(cfg, lambda each, facts=facts: predict(each, facts), speeds_of(facts))
+        plan, _ = plan_here(cfg, gpu)
         yield Run(f"{name}_{gpu}", (), read_plan(ledger_row(plan)), Settings(device="cuda"))
 
 

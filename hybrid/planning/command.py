@@ -12,11 +12,9 @@ from hybrid.config import load_run, resolve
 from hybrid.config.resolve import GPU_SHARE
 from hybrid.planning.calibration import calibrate
 from hybrid.planning.known_gpus import find_gpu
-from hybrid.planning.machine import predictor
-from hybrid.planning.plan import choose
+from hybrid.planning.machine import plan_here
 from hybrid.planning.rows import as_json
 from hybrid.planning.show import show, suggestion_lines
-from hybrid.planning.suggest import suggestions
 
 WIDTH = 160
 """Columns of the tables where the output is no terminal."""
@@ -38,16 +36,14 @@ def plan_command(
     cfg = resolve(load_run(profile, [*machine_overrides(gpu, nodes, gpus_per_node), *overrides]))
     if calibrate_first:
         calibrate(cfg)
-    predict, speeds = predictor(cfg, gpu)
-    plan = choose(cfg, predict, speeds)
-    found = [] if plan.fits else suggestions(plan, predict, speeds)
+    plan, found = plan_here(cfg, gpu)
     if json_wanted:
         ways = [{"overrides": list(s.overrides), "seconds_per_step": s.plan.seconds_per_step} for s in found]
         print(json.dumps(as_json(plan) | {"suggestions": ways}, indent=2))
     else:
         console = Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False, soft_wrap=False)
         show(plan, console)
-        for line in [] if plan.fits else suggestion_lines(found):
+        for line in [] if plan.fits else suggestion_lines(plan, found):
             console.print(line, markup=False)
         for note in plan.cfg.notes:
             console.print(f"note: {note}", markup=False)

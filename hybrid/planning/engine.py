@@ -5,11 +5,11 @@ Read from vLLM 0.32.0; weights and KV cache on CPU are checked against the ledge
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 from hybrid.config.resolve import kv_token_bytes
+from hybrid.planning.prediction import KVCache
 from hybrid.planning.shapes import ModelShapes
 
 VOCAB_PADDING = 64
@@ -24,18 +24,6 @@ SAMPLER_COPIES = 3
 """Logits, log-softmax and the sampler's sort."""
 CUDA_GRAPH_BYTES = 2**30
 """Stated, not measured: captured graphs and their pool; 0.5 to 3 GiB are reported."""
-
-
-@dataclass(frozen=True)
-class KVCache:
-    """The KV cache of an engine on one of its GPUs. `sequences` of the longest length fit, of which one needs `least_bytes`; vLLM keeps one
-    block to itself, and does not start with less than one sequence."""
-
-    bytes: int
-    bytes_per_token: int
-    tokens: int
-    sequences: int
-    least_bytes: int
 
 
 def engine_weights(model: ModelShapes, config: Any, tp: int, element_bytes: int, device: str) -> int:

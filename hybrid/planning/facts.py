@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from hybrid.config import RunConfig, machine
 from hybrid.planning.known_gpus import Gpu, find_gpu
@@ -44,7 +44,6 @@ class MachineFacts:
     device_bytes: int | None = None
     leave_bytes_per_s: float | None = None
     come_bytes_per_s: float | None = None
-    nvlink_bytes_per_s: float = 0.0
     role: ProcessBytes = CPU_ROLE
     engine: ProcessBytes = CPU_ENGINE
     communicator: int = 0
@@ -72,18 +71,8 @@ def stated_facts(cfg: RunConfig, gpu: str | None = None) -> MachineFacts:
         found.nbytes or None,
         leave_bytes_per_s=rate,
         come_bytes_per_s=rate,
-        nvlink_bytes_per_s=found.nvlink_bytes_per_s,
         role=ProcessBytes(CUDA_CONTEXT),
         engine=ProcessBytes(CUDA_CONTEXT),
         communicator=NCCL_COMMUNICATOR,
         allocator_share=0.03,
     )
-
-
-def machine_facts(cfg: RunConfig, gpu: str | None = None) -> MachineFacts:
-    """`stated_facts`, with what `calibrate` measured on this machine in place of what is stated; another machine's GPU stays stated."""
-    from hybrid.planning.calibration import stored
-
-    facts = stated_facts(cfg, gpu)
-    measured = stored() if gpu is None else None
-    return facts if measured is None else replace(facts, **measured.of(facts.device, cfg))

@@ -1,11 +1,24 @@
-"""What plans know about the machine."""
+"""Plans for a machine: what is known of it, and what would make a run fit that does not."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hybrid.config import RunConfig
-from hybrid.planning.facts import MachineFacts, machine_facts
+from hybrid.planning.calibration import stored
+from hybrid.planning.facts import MachineFacts, stated_facts
 from hybrid.planning.footprint import Speeds
-from hybrid.planning.plan import Predict
+from hybrid.planning.plan import Plan, Predict, choose
+from hybrid.planning.suggest import Suggestion, suggestions
+
+
+def plan_here(cfg: RunConfig, gpu: str | None = None) -> tuple[Plan, list[Suggestion]]:
+    """The plan of a resolved `cfg`, and single changes with which it would fit where it does not. Sizes and speeds as `predictor`.
+
+    Raises `ConfigError` where sizes are not known."""
+    predict, speeds = predictor(cfg, gpu)
+    plan = choose(cfg, predict, speeds)
+    return plan, [] if plan.fits else suggestions(plan, predict, speeds)
 
 
 def predictor(cfg: RunConfig, gpu: str | None = None) -> tuple[Predict, Speeds]:
@@ -14,11 +27,11 @@ def predictor(cfg: RunConfig, gpu: str | None = None) -> tuple[Predict, Speeds]:
     known."""
     from hybrid.planning.predict import predict
 
-    def for_machine(each: RunConfig):
-        return predict(each, machine_facts(each, gpu))
+    measured = stored() if gpu is None else None
 
-    return for_machine, speeds_of(machine_facts(cfg, gpu))
+    def facts(each: RunConfig) -> MachineFacts:
+        stated = stated_facts(each, gpu)
+        return stated if measured is None else replace(stated, **measured.of(stated.device, each))
 
-
-def speeds_of(facts: MachineFacts) -> Speeds:
-    return Speeds(facts.leave_bytes_per_s, facts.come_bytes_per_s)
+    here = facts(cfg)
+    return lambda each: predict(each, facts(each)), Speeds(here.leave_bytes_per_s, here.come_bytes_per_s)

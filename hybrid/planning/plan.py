@@ -90,8 +90,8 @@ def _room(cfg: RunConfig, prediction: Prediction) -> int | None:
 def _shortages(plan: Plan) -> list[Shortage]:
     phases = sorted({phase for pair in plan.walk for phase in pair}, key=_order(plan))
     found = []
-    lacking = plan.prediction.least_kv_bytes - plan.cfg.rollout.kv_cache if plan.prediction.least_kv_bytes else 0
-    if lacking > 0:
+    cache = plan.prediction.kv_cache
+    if cache is not None and (lacking := cache.least_bytes - plan.cfg.rollout.kv_cache) > 0:
         found.append(
             Shortage(f"rollout.kv_cache, for one sequence of {plan.cfg.max_sequence_tokens} tokens,", lacking, "GPU")
         )

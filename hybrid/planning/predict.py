@@ -7,7 +7,6 @@ import torch
 from hybrid.config import RunConfig
 from hybrid.errors import ConfigError
 from hybrid.planning.engine import (
-    KVCache,
     engine_weights,
     graph_bytes,
     kv_cache,
@@ -20,12 +19,12 @@ from hybrid.planning.machine_use import host_use, overhead
 from hybrid.planning.micro_batch import Workload, workload
 from hybrid.planning.model_state import frozen_bytes, partition, trained_state
 from hybrid.planning.passes import packed_pass, padded_pass
-from hybrid.planning.prediction import PhaseUse, Prediction, TenantSize
+from hybrid.planning.prediction import KVCache, PhaseUse, Prediction, TenantSize
 from hybrid.planning.shapes import ModelShapes, read_config, shapes
 from hybrid.planning.training import Parts, forward_parts, gathered_bytes, train_parts
 from hybrid.planning.working_set import Trace
 
-__all__ = ["MachineFacts", "predict", "predicted_kv_cache"]
+__all__ = ["MachineFacts", "predict"]
 
 SLAB = 256 * 2**20
 """Pinned host memory comes in slabs (`memory.tiers.PinnedTier`)."""
@@ -56,13 +55,8 @@ def predict(cfg: RunConfig, machine: MachineFacts) -> Prediction:
         overhead(cfg, machine) | plan.engine_reserve(),
         host_use(cfg, plan.model("actor").elements * plan.element),
         cfg.cluster.gpus_per_node,
-        plan.kv_cache().least_bytes if cfg.uses_engines else 0,
+        plan.kv_cache() if cfg.uses_engines else None,
     )
-
-
-def predicted_kv_cache(cfg: RunConfig) -> KVCache:
-    """The engine's KV cache on one GPU in bytes, tokens and sequences of full length. Raises `ConfigError` as `predict`."""
-    return _Run(cfg, MachineFacts()).kv_cache()
 
 
 def _rounded(use: PhaseUse, share: float) -> PhaseUse:

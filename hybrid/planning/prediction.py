@@ -45,6 +45,20 @@ class PhaseUse:
 
 
 @dataclass(frozen=True)
+class KVCache:
+    """The KV cache of an engine: `bytes` on each of its GPUs, in which together `tokens` fit, or `sequences` of the longest length.
+
+    `least_bytes` is one such sequence, on each GPU: vLLM does not start with less. It keeps one block to itself.
+    """
+
+    bytes: int
+    bytes_per_token: int
+    tokens: int
+    sequences: int
+    least_bytes: int
+
+
+@dataclass(frozen=True)
 class Prediction:
     """A whole run on one GPU of the pool and on one node's host.
 
@@ -58,8 +72,8 @@ class Prediction:
     overhead: dict[str, int]
     host: dict[str, int]
     gpus_per_node: int
-    least_kv_bytes: int = 0
-    """Of the KV cache, per GPU: one sequence of the longest length, without which vLLM does not start."""
+    kv_cache: KVCache | None = None
+    """`None` without engines."""
 
     def tenant(self, role: str, part: str) -> TenantSize | None:
         return next((t for t in self.tenants if t.key == (role, part)), None)

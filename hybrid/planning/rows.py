@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from hybrid.planning.footprint import Move, moves, peak, tier_bytes
@@ -140,7 +140,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "shortages": [{"where": s.where, "bytes": s.nbytes, "per": s.per} for s in plan.shortages],
         "gpus_per_node": plan.cfg.cluster.gpus_per_node,
         "num_nodes": plan.cfg.cluster.num_nodes,
-        "kv_cache_bytes": plan.cfg.rollout.kv_cache if plan.cfg.uses_engines else 0,
+        "kv_cache": asdict(plan.prediction.kv_cache) if plan.prediction.kv_cache else None,
         "micro_batch_tokens": plan.cfg.train.micro_batch_tokens,
         "optimizer": optimizer_places(plan),
         "never_moving": never_moving(plan),

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from hybrid.config import RunConfig
 from hybrid.errors import ConfigError
-from hybrid.planning.machine import predictor
-from hybrid.planning.plan import Plan, choose
+from hybrid.planning.machine import plan_here
+from hybrid.planning.plan import Plan
 from hybrid.planning.show import shortage_lines, suggestion_lines
-from hybrid.planning.suggest import suggestions
 
 
 def plan_run(cfg: RunConfig) -> Plan:
@@ -15,17 +14,15 @@ def plan_run(cfg: RunConfig) -> Plan:
 
     Raises `ConfigError` when it does not fit: which phase is short by how much, and single changes that would fit.
     """
-    predict, speeds = predictor(cfg)
-    plan = choose(cfg, predict, speeds)
+    plan, found = plan_here(cfg)
     if plan.fits:
         return plan
-    advice = suggestion_lines(suggestions(plan, predict, speeds))
     raise ConfigError(
         "\n".join(
             [
                 f"The run does not fit (memory.policy={cfg.memory.policy}, memory.device_bytes={plan.limits.device_bytes}):",
                 *(f"  {line}" for line in shortage_lines(plan)),
-                *advice,
+                *suggestion_lines(plan, found),
                 "All of it: hybrid plan with the same profile.",
             ]
         )

@@ -8,6 +8,7 @@ from rich.text import Text
 
 from hybrid.planning.footprint import Move, tier_bytes
 from hybrid.planning.plan import Plan
+from hybrid.planning.prediction import KVCache
 from hybrid.planning.rows import PhaseRow, host_rows, never_moving, optimizer_places, phase_rows, transition_rows
 from hybrid.planning.suggest import Suggestion
 
@@ -35,6 +36,8 @@ def show(plan: Plan, console: Console) -> None:
     for table in _phases(plan, console):
         console.print(table)
     console.print(_transitions(plan))
+    if still := [f"{row.previous} to {row.phase}" for row in transition_rows(plan) if not row.moves]:
+        console.print(f"nothing moves from {', '.join(still)}")
     console.print(_host(plan))
     for line in _choices(plan):
         console.print(line)
@@ -42,13 +45,13 @@ def show(plan: Plan, console: Console) -> None:
 
 
 def verdict(plan: Plan) -> Text:
-    """One line: fits, with what headroom and cost, or what is short."""
+    """Fits, with what headroom and cost, or what is short."""
     if plan.fits:
         tightest = min(phase_rows(plan), key=lambda row: plan.limits.device_bytes - row.peak_bytes)
         free = plan.limits.device_bytes - tightest.peak_bytes
         words = f" tightest in {tightest.phase}, {human(free)} free; {plan.seconds_per_step:.2f} s of movement per step"
         return Text.assemble(("fits:", "bold green"), words)
-    return Text.assemble(("does not fit:", "bold red"), " " + "; ".join(shortage_lines(plan)))
+    return Text.assemble(("does not fit:", "bold red"), *(f"\n  {line}" for line in shortage_lines(plan)))
 
 
 def shortage_lines(plan: Plan) -> list[str]:
@@ -56,11 +59,16 @@ def shortage_lines(plan: Plan) -> list[str]:
     return [f"{s.where} is short by {human(s.nbytes)} per {s.per}" for s in plan.shortages]
 
 
-def suggestion_lines(found: list[Suggestion]) -> list[str]:
-    """Overrides that make the run fit, with what they cost."""
+def suggestion_lines(plan: Plan, found: list[Suggestion]) -> list[str]:
+    """Overrides that make the run of `plan`, which does not fit, fit, with what they cost."""
     if not found:
-        return ["No single change makes it fit."]
-    lines = ["Single changes that make it fit, each planned again:"]
+        largest = max((s.nbytes for s in plan.shortages if s.per == "GPU"), default=0)
+        needed = f" As it is, it takes GPUs of {human(plan.limits.device_bytes + largest)}." if largest else ""
+        return [f"No change known here makes it fit.{needed}"]
+    if found[0].together:
+        lines = ["No single change makes it fit; these together do, planned again:"]
+    else:
+        lines = ["Single changes that make it fit, each planned again:"]
     for each in found:
         cost = f"{each.plan.seconds_per_step:.2f} s of movement per step"
         lines.append(f"  {' '.join(each.overrides)}  ({cost})")
@@ -106,7 +114,7 @@ def _transitions(plan: Plan) -> Table:
     for name in ("bytes", "seconds"):
         table.add_column(name, justify="right", no_wrap=True)
     sizes = {t.key: t.device_bytes for t in plan.prediction.tenants}
-    for row in transition_rows(plan):
+    for row in filter(lambda row: row.moves, transition_rows(plan)):
         filled = [move for move in row.moves if sizes[move.key]]
         names = {kind: [_move(m) for m in filled if m.kind == kind] for kind in ("leave", "come")}
         times = f"{row.times:.0f} x" if row.times >= 1 else "start, end"
@@ -134,14 +142,24 @@ def _host(plan: Plan) -> Table:
 def _choices(plan: Plan) -> list[str]:
     cfg = plan.cfg
     chosen = {True: "chosen", False: "given"}
-    cache = (
-        f"KV cache {human(cfg.rollout.kv_cache)} ({chosen['rollout.kv_cache' in cfg.autos]}); "
-        if cfg.uses_engines
-        else ""
-    )
+    cache = []
+    if (kv := plan.prediction.kv_cache) is not None:
+        cache = [
+            f"KV cache of an engine: {human(cfg.rollout.kv_cache)} on each of its GPUs "
+            f"({chosen['rollout.kv_cache' in cfg.autos]}), {kv.tokens:,} tokens; {_sequences(plan, kv)}"
+        ]
     tokens = f"{cfg.train.micro_batch_tokens} tokens ({chosen['train.micro_batch_tokens' in cfg.autos]})"
     places = ", ".join(f"{role} {place}" for role, place in optimizer_places(plan).items())
     return [
-        f"{cache}micro-batches of {tokens}; optimizer state: {places}",
+        *cache,
+        f"micro-batches of {tokens}; optimizer state: {places}",
         f"never moving: {', '.join(never_moving(plan)) or 'nothing'}",
     ]
+
+
+def _sequences(plan: Plan, kv: KVCache) -> str:
+    length = plan.cfg.max_sequence_tokens
+    at_once = min(plan.cfg.rollout.max_num_seqs, -(-plan.cfg.samples_per_step // plan.cfg.rollout.engines))
+    if kv.sequences >= at_once:
+        return f"all {at_once} sequences that it takes at once fit at their full {length:,} tokens"
+    return f"{kv.sequences} of the {at_once} sequences that it takes at once fit at their full {length:,} tokens"

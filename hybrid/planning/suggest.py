@@ -1,9 +1,10 @@
-"""What to do when nothing fits: single changes, the smallest of each kind that fits, each found by planning again."""
+"""What to do when nothing fits: single changes, the smallest of each kind that fits, each found by planning again; where none is enough,
+the fewest together."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hybrid.config import RunConfig, resolve
@@ -21,14 +22,16 @@ Values = dict[str, Any]
 
 @dataclass(frozen=True)
 class Suggestion:
-    """One change that makes the run fit, as overrides, and the plan that shows it."""
+    """A change that makes the run fit, as overrides, and the plan that shows it. `together`: several changes, of which all are needed."""
 
     overrides: tuple[str, ...]
     plan: Plan
+    together: bool = False
 
 
 def suggestions(plan: Plan, predict: Predict, speeds: Speeds) -> list[Suggestion]:
-    """Single changes with which the run of `plan`, which does not fit, would: of each kind the smallest."""
+    """Single changes with which the run of `plan`, which does not fit, would: of each kind the smallest. Else one set of changes; empty
+    when all of them are not enough."""
 
     def attempt(values: Values) -> Suggestion | None:
         cfg = changed(plan.cfg, values)
@@ -39,7 +42,50 @@ def suggestions(plan: Plan, predict: Predict, speeds: Speeds) -> list[Suggestion
 
     found = [next(filter(None, map(attempt, ladder)), None) for ladder in _ladders(plan)]
     found += [_smallest_change(*numbers, attempt) for numbers in _numbers(plan)]
-    return [each for each in found if each is not None]
+    return [each for each in found if each is not None] or _together(plan, attempt)
+
+
+def _together(plan: Plan, attempt: Callable[[Values], Suggestion | None]) -> list[Suggestion]:
+    """Changes are added, those that cost least first, until they fit; then what is not needed is taken back."""
+    taken: list[Values] = []
+    for values in _strongest(plan):
+        if find_violations(changed(plan.cfg, _merged([*taken, values])), frozenset()):
+            continue
+        taken.append(values)
+        if attempt(_merged(taken)):
+            break
+    else:
+        return []
+    for values in taken[:-1]:
+        fewer = [each for each in taken if each is not values]
+        if attempt(_merged(fewer)):
+            taken = fewer
+    return [replace(attempt(_merged(taken)), together=len(taken) > 1)]
+
+
+def _strongest(plan: Plan) -> Iterator[Values]:
+    """Of each kind the change that saves most; numbers that a plan can choose are left to it."""
+    cfg = plan.cfg
+    yield {"memory.policy": "auto"}
+    yield {"train.micro_batch_tokens": "auto"}
+    if cfg.uses_engines:
+        yield {"rollout.kv_cache": "auto"}
+    if cfg.uses_reward_model:
+        yield {"reward.batch_tokens": cfg.max_sequence_tokens}
+    yield {"model.gradient_checkpointing": True}
+    trained = [role for role in ("actor", "critic") if role in cfg.roles]
+    yield from ({f"{role}.zero_stage": 3} for role in trained)
+    if cfg.uses_reference:
+        yield {"reference.zero_stage": 3}
+    yield from ({f"{role}.optimizer": "auto"} for role in trained)
+    if cfg.memory.tier == "pinned":
+        yield {"memory.tier": "file"}
+    yield from _wider_engines(cfg.rollout.tensor_parallel_size, cfg.cluster.gpus_per_node)
+    yield from _more_gpus(cfg.cluster.gpus_per_node, cfg.cluster.num_nodes)
+
+
+def _merged(changes: list[Values]) -> Values:
+    return {key: value for values in changes for key, value in values.items()}
 
 
 def changed(cfg: RunConfig, values: Values) -> RunConfig:
@@ -56,7 +102,8 @@ def changed(cfg: RunConfig, values: Values) -> RunConfig:
 def _ladders(plan: Plan) -> Iterator[Iterator[Values]]:
     """Changes of one kind each, from the smallest on."""
     cfg = plan.cfg
-    if cfg.uses_engines and cfg.rollout.kv_cache < plan.prediction.least_kv_bytes:
+    cache = plan.prediction.kv_cache
+    if cache is not None and cfg.rollout.kv_cache < cache.least_bytes:
         yield [{"rollout.kv_cache": _least_cache(plan)}]
     yield from ([{"memory.policy": "auto"}] if cfg.memory.policy != "auto" else [],)
     for role in ("actor", "critic"):
@@ -70,10 +117,13 @@ def _ladders(plan: Plan) -> Iterator[Iterator[Values]]:
         yield [{"model.gradient_checkpointing": True}]
     if cfg.memory.tier == "pinned":
         yield [{"memory.tier": "file"}]
-    tp, gpus, nodes = cfg.rollout.tensor_parallel_size, cfg.cluster.gpus_per_node, cfg.cluster.num_nodes
-    sizes = [n for n in range(tp + 1, gpus + 1) if gpus % n == 0]
-    yield ({"rollout.tensor_parallel_size": n, "rollout.engines": "auto"} for n in sizes)
-    yield _more_gpus(gpus, nodes)
+    yield _wider_engines(cfg.rollout.tensor_parallel_size, cfg.cluster.gpus_per_node)
+    yield _more_gpus(cfg.cluster.gpus_per_node, cfg.cluster.num_nodes)
+
+
+def _wider_engines(size: int, gpus: int) -> Iterator[Values]:
+    wider = (n for n in range(size + 1, gpus + 1) if gpus % n == 0)
+    yield from ({"rollout.tensor_parallel_size": n, "rollout.engines": "auto"} for n in wider)
 
 
 def _more_gpus(gpus: int, nodes: int) -> Iterator[Values]:
@@ -103,7 +153,7 @@ def _numbers(plan: Plan) -> Iterator[tuple[str, int, int, int]]:
 
 def _least_cache(plan: Plan) -> int:
     """Bytes of one sequence, in whole MiB."""
-    return -(-plan.prediction.least_kv_bytes // MIB) * MIB
+    return -(-plan.prediction.kv_cache.least_bytes // MIB) * MIB
 
 
 def _smallest_change(

@@ -11,7 +11,7 @@ from hybrid.config import load_run, resolve
 from hybrid.errors import ConfigError
 from hybrid.planning.footprint import Speeds, peak
 from hybrid.planning.plan import choose, make_plan
-from hybrid.planning.prediction import PhaseUse, Prediction, TenantSize
+from hybrid.planning.prediction import KVCache, PhaseUse, Prediction, TenantSize
 from hybrid.planning.rows import as_json, ledger_row, never_moving, phase_rows
 from hybrid.planning.show import human, show
 from hybrid.planning.suggest import suggestions
@@ -64,7 +64,7 @@ def predict(cfg):
         overhead={"CUDA context": 20 * MIB},
         host={"processes": 2**30},
         gpus_per_node=cfg.cluster.gpus_per_node,
-        least_kv_bytes=6 * MIB,
+        kv_cache=KVCache(cfg.rollout.kv_cache, 16384, cfg.rollout.kv_cache // 16384, 128, 6 * MIB),
     )
 
 

@@ -220,16 +220,17 @@ def test_a_calibration_is_found_again(model, monkeypatch, tmp_path):
     from dataclasses import asdict
 
     from hybrid.planning import calibration
-    from hybrid.planning.facts import machine_facts
+    from hybrid.planning.machine import predictor
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     cfg = config(model)
-    assert machine_facts(cfg).source == "stated"
+    before = sum(predictor(cfg)[0](cfg).overhead.values())
     found = calibration.Calibration("cpu", "file", ProcessBytes(1, 2), ProcessBytes(3, 4), 8e9, 4e9)
     calibration._write({calibration.machine_key(): asdict(found)})
     assert calibration_file() == tmp_path / "hybrid" / "calibration.json"
-    facts = machine_facts(cfg)
-    assert (facts.source, facts.role, facts.leave_bytes_per_s) == ("measured", ProcessBytes(1, 2), 4e9)
+    predict, speeds = predictor(cfg)
+    assert sum(predict(cfg).overhead.values()) < 100 < before
+    assert (speeds.leave_bytes_per_s, speeds.come_bytes_per_s) == (4e9, 2e9), "two GPUs share the disk"
 
 
 def test_the_slow_tier_is_timed_where_a_run_would_put_it(model, monkeypatch, tmp_path):
