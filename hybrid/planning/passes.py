@@ -33,10 +33,13 @@ def packed_pass(
     backward: bool,
     device: str,
     trust_remote_code: bool,
+    temperature: float = 1.0,
+    with_entropy: bool = False,
+    entropy_gradient: bool = False,
 ) -> Trace:
     """One micro-batch of `rows` through the "policy" or "critic" that `path`'s config describes, as `roles.models` runs it.
 
-    `implementation` is model.attention: sdpa, whose groups share their prompt, or flash_attention_2.
+    `implementation` is model.attention: sdpa, whose groups share their prompt, or flash_attention_2. The rest is the policy's.
     """
     config = read_config(path, trust_remote_code)
     shared = implementation == "sdpa"
@@ -51,7 +54,10 @@ def packed_pass(
 
     def run(model: nn.Module) -> torch.Tensor:
         batch = pack([Row(row.group, [0] * row.prompt, [0] * row.response) for row in rows], shared)
-        return model(batch, 1.0)[0] if kind == "policy" else model(batch)
+        if kind != "policy":
+            return model(batch)
+        logprobs, entropies = model(batch, temperature, with_entropy, entropy_gradient)
+        return logprobs + entropies if with_entropy and entropy_gradient else logprobs
 
     with model_errors(path):
         return trace(make, config.get_text_config().num_hidden_layers, run, backward, device)

@@ -14,7 +14,7 @@ from hybrid.planning.engine import (
     profiling_bytes,
     sampling_bytes,
 )
-from hybrid.planning.facts import MachineFacts
+from hybrid.planning.facts import CPU_HEAP, CPU_HEAP_SHARE, MachineFacts
 from hybrid.planning.machine_use import host_use, overhead
 from hybrid.planning.micro_batch import Workload, workload
 from hybrid.planning.model_state import frozen_bytes, partition, trained_state
@@ -49,6 +49,8 @@ def predict(cfg: RunConfig, machine: MachineFacts) -> Prediction:
     ]
     if machine.allocator_share:
         phases = [_rounded(use, machine.allocator_share) for use in phases]
+    if cfg.cluster.device == "cpu":
+        phases = [_on_heap(use) if use.phase in ("train_actor", "train_critic") else use for use in phases]
     return Prediction(
         tuple(plan.tenants()),
         tuple(phases),
@@ -62,6 +64,10 @@ def predict(cfg: RunConfig, machine: MachineFacts) -> Prediction:
 def _rounded(use: PhaseUse, share: float) -> PhaseUse:
     extra = int(share * use.working_bytes)
     return PhaseUse(use.phase, use.parts | {"allocator rounding": extra}) if extra else use
+
+
+def _on_heap(use: PhaseUse) -> PhaseUse:
+    return PhaseUse(use.phase, use.parts | {"free in the heap": int(CPU_HEAP_SHARE * use.working_bytes) + CPU_HEAP})
 
 
 class _Run:
@@ -192,6 +198,7 @@ class _Run:
 
     def _pass(self, role: str, work: Workload, backward: bool) -> Trace:
         checkpointing = self.cfg.model.gradient_checkpointing and role in ("actor", "critic")
+        algorithm, trains_policy = self.cfg.algorithm, backward and role == "actor"
         return packed_pass(
             self.path(role),
             "critic" if role == "critic" else "policy",
@@ -202,6 +209,9 @@ class _Run:
             backward=backward,
             device=self.cfg.cluster.device,
             trust_remote_code=self.cfg.model.trust_remote_code,
+            temperature=self.cfg.rollout.temperature,
+            with_entropy=trains_policy and (algorithm.entropy_metric or algorithm.entropy_coef > 0),
+            entropy_gradient=trains_policy and algorithm.entropy_coef > 0,
         )
 
     def sync(self) -> Parts:

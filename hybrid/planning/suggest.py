@@ -56,7 +56,7 @@ def _together(plan: Plan, attempt: Callable[[Values], Suggestion | None]) -> lis
             break
     else:
         return []
-    for values in taken[:-1]:
+    for values in taken[-2::-1]:
         fewer = [each for each in taken if each is not values]
         if attempt(_merged(fewer)):
             taken = fewer

@@ -1,8 +1,8 @@
 """The memory that a forward and a backward pass take, by running the role's own code on tensors without bytes.
 
 The model is built with few layers and traced (torch's FakeTensorMode): every storage that comes into being is counted until it is
-dropped. Layers between the first and the last all add what the second does, so a 70B model costs as much as a small one. Kernels' inner
-workspaces are not seen. Whatever the role's code becomes, the trace follows it.
+dropped. Layers between the first and the last all add what the second does, so a 70B model costs as much as a small one. Of kernels'
+inner workspaces only the large ones are known. Whatever the role's code becomes, the trace follows it.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from hybrid.roles import attention
 TRACED_LAYERS = 3
 """Of deeper models: a first, a last and one between them."""
 DEVICE_OF = torch.ops.prim.device.default
+WORKSPACES = {torch.ops.aten.logsumexp.default: lambda values, *_: values.nbytes}
+"""Bytes that a kernel takes while it runs, where they are as large as what it reads: `exp(values - max)`."""
 BEFORE_GRADIENTS = ("trunk", "head")
 MOMENTS = (*BEFORE_GRADIENTS, "head backward", "last layer", "first layer")
 """Of a pass, in their order: forward through the layers; what follows, until the first gradient of a parameter exists; from there until
@@ -63,6 +65,8 @@ class _Counter(TorchDispatchMode):
         if function is DEVICE_OF:  # more than half of what is dispatched
             return args[0].fake_device
         out = function(*args, **(kwargs or {}))
+        if function in WORKSPACES:
+            self.note(WORKSPACES[function](*args))
         for tensor in tree_leaves(out):
             if isinstance(tensor, torch.Tensor):
                 self._add(tensor.untyped_storage())
@@ -91,8 +95,9 @@ class _Counter(TorchDispatchMode):
         self.gradients += parameter.grad.nbytes
         parameter.grad = None
 
-    def note(self) -> None:
-        for into, bytes_ in ((self.trace.highest, self.live), (self.trace.growing, self.live + self.gradients)):
+    def note(self, workspace: int = 0) -> None:
+        live = self.live + workspace
+        for into, bytes_ in ((self.trace.highest, live), (self.trace.growing, live + self.gradients)):
             into[self.moment] = max(into.get(self.moment, 0), bytes_)
 
 

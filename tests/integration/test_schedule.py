@@ -141,3 +141,15 @@ def test_a_run_that_does_not_fit_is_refused_before_ray_starts(runs):
     with pytest.raises(ConfigError, match=r"train_actor is short by .* per GPU"):
         train(cfg, runs.folder / "refused")
     assert not (runs.folder / "refused" / "logs").exists()
+
+
+def test_doing_what_is_suggested_makes_it_run(runs):
+    limit = f"memory.device_bytes={peak_of(runs.path, 'swap_all') - 48 * 2**20}"
+    given = [limit, "train.micro_batch_tokens=2048", "train.steps=1"]
+    with pytest.raises(ConfigError, match="does not fit") as refusal:
+        run(runs.path, runs.folder / "too-large", *given)
+    advice = next(word for word in str(refusal.value).split() if word.startswith("train.micro_batch_tokens="))
+    with Watch(runs.folder / "suggested") as watch:
+        lines = run(runs.path, runs.folder / "suggested", *given, advice)
+    assert len(lines) == 1
+    assert watch.highest <= int(limit.split("=")[1]) * (1 + WORKING)

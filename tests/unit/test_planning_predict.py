@@ -62,7 +62,9 @@ def config(path: str, **changes) -> RunConfig:
 
 
 def working(prediction, phase: str) -> int:
-    return next(use.working_bytes for use in prediction.phases if use.phase == phase)
+    """Bytes of tensors."""
+    parts = next(use.parts for use in prediction.phases if use.phase == phase)
+    return sum(size for name, size in parts.items() if name != "free in the heap")
 
 
 def test_tenants_are_those_that_the_run_will_have(plan):

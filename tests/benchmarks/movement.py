@@ -1,0 +1,64 @@
+"""What the plan says that moving takes, against what it took: `python tests/benchmarks/movement.py` from the repository's root, with it on
+PYTHONPATH; two minutes on two cores.
+
+A run at half-way between the largest phase and the sum of all tenants, planned with this disk's speed as measured just before.
+Seconds are those of the slowest rank, checks included, from the second step on. Last line: `ratio`, measured over predicted; at most 1.2.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+from hybrid.config import load_run, resolve
+from hybrid.memory.ledger import read_ledger
+from hybrid.planning.calibration import tier_speed
+from hybrid.planning.footprint import Speeds, peak
+from hybrid.planning.machine import predictor
+from hybrid.planning.plan import Plan, make_plan
+from launch.tiny_models import make_tiny_llama
+from tests.integration.runs import profile, run
+
+STEPS = 8
+BOUND = 1.2
+
+
+def plan(path: Path, *overrides: str, speeds: Speeds | None = None) -> Plan:
+    cfg = resolve(load_run(path, list(overrides)))
+    predict, stated = predictor(cfg)
+    return make_plan(cfg, predict, speeds or stated)
+
+
+def largest(made: Plan) -> int:
+    """Bytes of the fullest phase."""
+    return max(peak(made.prediction, made.residency, phase)[0] for pair in made.walk for phase in pair)
+
+
+def main() -> int:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        model = make_tiny_llama(folder / "model", hidden_size=768, intermediate_size=2048, num_hidden_layers=12)
+        sections = {"train": {"steps": STEPS, "micro_batch_tokens": 160}, "rollout": {"kv_cache": "16MiB"}}
+        path = profile(folder, model, **sections, checkpoint={"export": False})
+        most, least = (largest(plan(path, f"memory.policy={policy}")) for policy in ("resident", "swap_all"))
+        limit = f"memory.device_bytes={(most + least) // 2}"
+        leave, come = tier_speed(resolve(load_run(path, [limit])))
+        ranks = 2  # share the disk
+        made = plan(path, limit, speeds=Speeds(leave / ranks, come / ranks))
+        run(path, folder / "run", limit)
+        rows = [row for row in read_ledger(folder / "run" / "memory.jsonl") if row["step"] > 1]
+    moves = [row for row in rows if row["kind"] in ("leave", "come")]
+    took = sum(row["leave_seconds"] + row["come_seconds"] for row in rows if row["kind"] == "transition") / (STEPS - 1)
+    copied = sum(row["copied_bytes"] for row in moves) / ranks / (STEPS - 1)
+    print(f"tier: {leave / 1e9:.2f} GB/s out, {come / 1e9:.2f} GB/s in, one process alone")
+    print(
+        f"a step copies {copied / 2**20:.0f} MiB on each rank; planned {made.seconds_per_step:.3f} s, took {took:.3f} s"
+    )
+    ratio = took / made.seconds_per_step
+    print(f"ratio {ratio:.2f}")
+    return int(ratio > BOUND)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
