@@ -108,23 +108,24 @@ def _phase_table(plan: Plan, rows: list[PhaseRow]) -> Table:
 
 
 def _transitions(plan: Plan) -> Table:
-    table = Table(title="Transitions, bytes copied and seconds on each GPU", title_justify="left")
-    for name in ("from", "to", "per step", "leave", "come"):
-        table.add_column(name, overflow="fold")
+    table = Table(title="Transitions: what moves, and on each GPU what is copied", title_justify="left")
+    table.add_column("from, to")
+    table.add_column("per step", no_wrap=True)
+    table.add_column("moves", overflow="fold")
     for name in ("bytes", "seconds"):
         table.add_column(name, justify="right", no_wrap=True)
     sizes = {t.key: t.device_bytes for t in plan.prediction.tenants}
     for row in filter(lambda row: row.moves, transition_rows(plan)):
-        filled = [move for move in row.moves if sizes[move.key]]
-        names = {kind: [_move(m) for m in filled if m.kind == kind] for kind in ("leave", "come")}
-        times = f"{row.times:.0f} x" if row.times >= 1 else "start, end"
-        cells = ["\n".join(names[kind]) or "-" for kind in ("leave", "come")]
-        table.add_row(row.previous, row.phase, times, *cells, human(row.nbytes), f"{row.seconds:.2f}")
+        times = f"{row.times:.0f} x" if row.times >= 1 else "once"
+        moves = "\n".join(_move(move) for move in row.moves if sizes[move.key]) or "-"
+        way = f"{row.previous}\n{row.phase}"
+        table.add_row(way, times, moves, human(row.nbytes), f"{row.seconds:.2f}", end_section=True)
     return table
 
 
 def _move(move: Move) -> str:
-    return "/".join(move.key) + (f" {human(move.nbytes)}" if move.nbytes else ", nothing copied")
+    name = f"{'out' if move.kind == 'leave' else 'in':3} {'/'.join(move.key)}"
+    return f"{name} {human(move.nbytes)}" if move.nbytes else name
 
 
 def _host(plan: Plan) -> Table:

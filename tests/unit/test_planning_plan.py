@@ -133,7 +133,11 @@ def test_every_suggestion_is_a_plan_that_fits_and_the_smallest_of_its_kind(confi
     assert not plan.fits
     (both,) = suggestions(plan, predict, SPEEDS)  # two things are too large
     assert both.together and both.plan.fits
-    assert {each.split("=")[0] for each in both.overrides} == {"train.micro_batch_tokens", "rollout.kv_cache", "actor.zero_stage"}
+    assert {each.split("=")[0] for each in both.overrides} == {
+        "train.micro_batch_tokens",
+        "rollout.kv_cache",
+        "actor.zero_stage",
+    }
     cfg = config("memory.device_bytes=470MiB", "train.micro_batch_tokens=8192", "rollout.kv_cache=300MiB")
     found = {s.overrides: s.plan for s in suggestions(choose(cfg, predict, SPEEDS), predict, SPEEDS)}
     assert all(each.fits for each in found.values())
