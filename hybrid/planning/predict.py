@@ -67,7 +67,9 @@ def _rounded(use: PhaseUse, share: float) -> PhaseUse:
 
 
 def _on_heap(use: PhaseUse) -> PhaseUse:
-    return PhaseUse(use.phase, use.parts | {"free in the heap": int(CPU_HEAP_SHARE * use.working_bytes) + CPU_HEAP})
+    gathered = use.parts.get("gathered parameters")
+    free = int(CPU_HEAP_SHARE * use.working_bytes) + CPU_HEAP + (gathered + CPU_HEAP if gathered else 0)
+    return PhaseUse(use.phase, use.parts | {"free in the heap": free})
 
 
 class _Run:

@@ -35,17 +35,19 @@ def forward_parts(trace: Trace, gathered: int, prefetch: int) -> Parts:
 
 
 def gathered_bytes(model: ModelShapes, stage: int, element_bytes: int) -> tuple[int, int]:
-    """(gathered parameters, buffer gathered ahead) of ZeRO-3, in bytes; (0, 0) at other stages. The first module, the embedding, is
-    gathered alone; the flat buffer of what follows lives until the head takes its parameter from it."""
+    """(gathered parameters, buffers gathered ahead) of ZeRO-3 in a pass without gradients, in bytes; (0, 0) at other stages. The first
+    module, the embedding, is gathered alone; of the flat buffers of what follows two are on their way at a time."""
     if stage < 3:
         return 0, 0
     live = min(model.elements, LIVE_ELEMENTS + PREFETCH_ELEMENTS)
-    return live * element_bytes, min(model.elements - model.sizes[0], PREFETCH_ELEMENTS) * element_bytes
+    return live * element_bytes, min(model.elements - model.sizes[0], 2 * PREFETCH_ELEMENTS) * element_bytes
 
 
 def train_parts(trace: Trace, model: ModelShapes, p: Partition, element_bytes: int, micro_batches: int) -> Parts:
     """One optimizer step over `micro_batches` passes, besides the role's tenants."""
-    gathered, prefetch = gathered_bytes(model, p.stage, element_bytes)
+    gathered, _ = gathered_bytes(model, p.stage, element_bytes)
+    # The last buffer gathered ahead lives until the head takes its parameter from it.
+    prefetch = (model.elements - model.sizes[0]) % PREFETCH_ELEMENTS * element_bytes if p.stage == 3 else 0
     moments = []
     for name in trace.highest:
         grows = p.stage < 2 and micro_batches == 1
