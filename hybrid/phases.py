@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hybrid.algorithms.kl import adaptive_kl
+from hybrid.config import RunConfig
 from hybrid.data.batches import Lengths, Plan, lengths_of, plan_micro_batches
 from hybrid.data.samples import Sample
 from hybrid.errors import TrainingStopped
@@ -31,7 +32,7 @@ def generate(s: Session, progress: Progress, count: int, round_: int) -> list[Sa
     with s.phase("generate"):
         return s.engines.generate(
             s.prompts.take(count),
-            _sampling(s),
+            sampling_options(s.cfg),
             step=progress.step,
             version=progress.weight_version,
             round_=round_,
@@ -39,8 +40,9 @@ def generate(s: Session, progress: Progress, count: int, round_: int) -> list[Sa
         )
 
 
-def _sampling(s: Session) -> SamplingOptions:
-    rollout = s.cfg.rollout
+def sampling_options(cfg: RunConfig) -> SamplingOptions:
+    """How the profile wants samples drawn."""
+    rollout = cfg.rollout
     return SamplingOptions(
         n=rollout.samples_per_prompt,
         max_new_tokens=rollout.max_new_tokens,
