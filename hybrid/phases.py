@@ -14,7 +14,7 @@ from hybrid.errors import TrainingStopped
 from hybrid.experience import Experience, Forward, kl_beyond_bound, sampler_bound, shard, unshard
 from hybrid.rewards import accuracy, shape, weighted_sum
 from hybrid.rewards import score as score_by_function
-from hybrid.roles.objective import PolicyObjective, PolicyRow, ValueRow, check_sampler
+from hybrid.roles.objective import PolicyObjective, PolicyRow, ValueRow, batch_metrics, check_sampler
 from hybrid.roles.packing import Row
 from hybrid.roles.schedule import learning_rate
 from hybrid.rollout.requests import SamplingOptions
@@ -141,6 +141,7 @@ def train_actor(s: Session, progress: Progress, experience: Experience, rows: li
     progress.weight_version += results[0].applied
     s.note_counted("actor", results)
     known = {key: value for key, value in results[0].metrics.items() if value is not None}
+    known |= batch_metrics([result.fed for result in results])
     return known | {"lr/actor": rate, "train/skipped_steps": float(progress.skipped)}
 
 
