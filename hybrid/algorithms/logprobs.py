@@ -75,7 +75,9 @@ class _TokenLogprobs(torch.autograd.Function):
         if not sums:
             sums.append(_sums(logits_CV, temperature, with_entropy))
         lse_C, entropies_C = sums[0]
-        entropies_C = None if entropies_C is None else entropies_C.clone()  # an output gets a graph, which `sums` would keep
+        entropies_C = (
+            None if entropies_C is None else entropies_C.clone()
+        )  # an output gets a graph, which `sums` would keep
         picked_C = logits_CV.gather(-1, targets_C[:, None]).squeeze(-1)
         if with_entropy and not entropy_gradient:
             ctx.mark_non_differentiable(entropies_C)
