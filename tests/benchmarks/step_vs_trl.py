@@ -1,23 +1,24 @@
 """Seconds of a GRPO step by us over those of TRL (extra `bench`): the same model, prompts, tokens and threads, steps taking turns.
 
-    python tests/benchmarks/step_vs_trl.py [--workload default|long-prompt] [--steps 6]
+    python tests/benchmarks/step_vs_trl.py [--workload default|long-prompt] [--steps 6] [--threads N]
 
 Both: SmolLM2-135M (launch/quickstart.sh makes it), weights and passes in bf16, one process group of one (logical) GPU, all cores for
 whoever has its turn, beta 0, one optimizer step per rollout, answers of exactly so many tokens, the reward their length in characters.
 Ours also keeps fp32 masters and moments; TRL's AdamW works on the bf16 weights. TRL generates with transformers: its vLLM mode fails on
 CPU when it loads weights into the engine, whose layers have packed theirs. Ours is the loop of `hybrid train`, records and all.
 
-The first step of each warms up. The last line is the median of ours over the median of TRL's; at most 0.45 is wanted.
+The first step of each warms up. The last line is the median of ours over the median of TRL's; at most 0.45 is wanted. On a machine with
+other work compare CPU seconds instead, with `--threads 1`: threads that wait for each other spin.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from grpo_step import (
@@ -33,11 +34,14 @@ from grpo_step import (
     questions,
 )
 
+from hybrid.config.machine import cpu_cores
+
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     arguments.add_argument("--workload", choices=WORKLOADS, default="default")
     arguments.add_argument("--steps", type=int, default=6, help="measured, beside one that warms up")
+    arguments.add_argument("--threads", type=int, default=cpu_cores(), help="of each process; all cores if not given")
     options = arguments.parse_args()
     try:
         import trl  # noqa: F401
@@ -48,23 +52,35 @@ def main() -> None:
     workload = WORKLOADS[options.workload]
     print(f"{workload}; bf16, on our side with fp32 masters", flush=True)
     asked = questions(workload, load_tokenizer(), workload.prompts * (options.steps + 1))
-    with tempfile.TemporaryDirectory() as folder, our_run(workload, asked, Path(folder)) as ours:
-        turns = run_trl(workload, asked, Path(folder) / "trl", ours)
+    cluster = {"threads_per_process": options.threads}
+    with tempfile.TemporaryDirectory() as folder, our_run(workload, asked, Path(folder), cluster=cluster) as ours:
+        turns = run_trl(workload, asked, Path(folder) / "trl", ours, options.threads)
     show(turns[1:])
 
 
+@dataclass(frozen=True)
+class Turn:
+    """A step of TRL and the step of ours after it. `cpu` are CPU seconds: of TRL's process in TRL's step, of ours and the driver in ours;
+    `idle` is the share of a core that our waiting processes took in TRL's step."""
+
+    seconds: float
+    tokens: int
+    ours: Step
+    cpu: tuple[float, float]
+    idle: float
+
+
 class Turns:
-    """What TRL's callback and reward note: a pair of (seconds, tokens) of TRL and our step per turn."""
+    """What TRL's callback and reward note."""
 
     def __init__(self, run: OurRun):
         self.run = run
-        self.pairs: list[tuple[float, int, Step]] = []
+        self.done: list[Turn] = []
         self.tokens = 0
         self.begin()
 
     def begin(self) -> None:
-        self.cpu_before = cpu_seconds_of_children()
-        self.started = time.perf_counter()
+        self.started, self.own_cpu, self.their_cpu = time.perf_counter(), time.process_time(), cpu_seconds_of_children()
 
     def reward(self, completions, completion_ids, **_) -> list[float]:
         self.tokens = sum(map(len, completion_ids))
@@ -72,25 +88,23 @@ class Turns:
 
     def turn(self) -> None:
         """TRL has ended a step: ours is next."""
-        seconds = time.perf_counter() - self.started
-        idle_cpu = (cpu_seconds_of_children() - self.cpu_before) / seconds
-        self.pairs.append((seconds, self.tokens, self.run.step()))
-        ours = self.pairs[-1][2]
-        print(
-            f"TRL {seconds:.2f} s, ours {ours.seconds:.2f} s, our processes meanwhile {idle_cpu:.1%} of a core",
-            flush=True,
-        )
+        seconds, own, children = time.perf_counter() - self.started, time.process_time(), cpu_seconds_of_children()
+        step = self.run.step()
+        our_cpu = time.process_time() - own + cpu_seconds_of_children() - children
+        idle = (children - self.their_cpu) / seconds
+        self.done.append(Turn(seconds, self.tokens, step, (own - self.own_cpu, our_cpu), idle))
+        print(f"TRL {seconds:.2f} s, ours {step.seconds:.2f} s", flush=True)
         self.begin()
 
 
-def run_trl(workload: Workload, asked: list[str], folder: Path, run: OurRun) -> list[tuple[float, int, Step]]:
+def run_trl(workload: Workload, asked: list[str], folder: Path, run: OurRun, threads: int) -> list[Turn]:
     """TRL's training; after each of its steps, one of ours."""
     import torch
     from datasets import Dataset
     from transformers import TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    torch.set_num_threads(threads)
     turns = Turns(run)
 
     class TakeTurns(TrainerCallback):
@@ -129,19 +143,23 @@ def run_trl(workload: Workload, asked: list[str], folder: Path, run: OurRun) -> 
         callbacks=[TakeTurns()],
     )
     trainer.train()
-    return turns.pairs
+    return turns.done
 
 
-def show(turns: list[tuple[float, int, Step]]) -> None:
-    theirs = statistics.median(seconds for seconds, _, _ in turns)
-    ours = statistics.median(step.seconds for _, _, step in turns)
-    names = dict.fromkeys(name for _, _, step in turns for name in step.phases)
-    spent = {name: statistics.median(step.phases.get(name, 0.0) for _, _, step in turns) for name in names}
+def show(turns: list[Turn]) -> None:
+    theirs = statistics.median(turn.seconds for turn in turns)
+    ours = statistics.median(turn.ours.seconds for turn in turns)
+    cpu = [statistics.median(turn.cpu[which] for turn in turns) for which in (0, 1)]
+    names = dict.fromkeys(name for turn in turns for name in turn.ours.phases)
+    spent = {name: statistics.median(turn.ours.phases.get(name, 0.0) for turn in turns) for name in names}
     print(
         "ours by phase: " + ", ".join(f"{name} {seconds:.2f} s" for name, seconds in spent.items() if seconds > 0.005)
     )
-    print(f"TRL   median {theirs:.2f} s a step, {turns[0][1]} tokens generated in each")
-    print(f"ours  median {ours:.2f} s a step, {turns[0][2].tokens} tokens generated in each")
+    print(f"our processes while TRL steps: {statistics.median(turn.idle for turn in turns):.1%} of a core")
+    print(f"TRL   median {theirs:.2f} s a step ({cpu[0]:.1f} CPU seconds), {turns[0].tokens} tokens generated in each")
+    print(
+        f"ours  median {ours:.2f} s a step ({cpu[1]:.1f} CPU seconds), {turns[0].ours.tokens} tokens generated in each"
+    )
     print(f"ratio {ours / theirs:.2f}")
 
 
