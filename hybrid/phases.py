@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hybrid.algorithms.kl import adaptive_kl
+from hybrid.config import RunConfig
 from hybrid.data.batches import Lengths, Plan, lengths_of, plan_micro_batches
 from hybrid.data.samples import Sample
 from hybrid.errors import TrainingStopped
 from hybrid.experience import Experience, Forward, kl_beyond_bound, sampler_bound, shard, unshard
 from hybrid.rewards import accuracy, shape, weighted_sum
 from hybrid.rewards import score as score_by_function
-from hybrid.roles.objective import PolicyObjective, PolicyRow, ValueRow, check_sampler
+from hybrid.roles.objective import PolicyObjective, PolicyRow, ValueRow, batch_metrics, check_sampler
 from hybrid.roles.packing import Row
 from hybrid.roles.schedule import learning_rate
 from hybrid.rollout.requests import SamplingOptions
@@ -31,7 +32,7 @@ def generate(s: Session, progress: Progress, count: int, round_: int) -> list[Sa
     with s.phase("generate"):
         return s.engines.generate(
             s.prompts.take(count),
-            _sampling(s),
+            sampling_options(s.cfg),
             step=progress.step,
             version=progress.weight_version,
             round_=round_,
@@ -39,8 +40,9 @@ def generate(s: Session, progress: Progress, count: int, round_: int) -> list[Sa
         )
 
 
-def _sampling(s: Session) -> SamplingOptions:
-    rollout = s.cfg.rollout
+def sampling_options(cfg: RunConfig) -> SamplingOptions:
+    """How the profile wants samples drawn."""
+    rollout = cfg.rollout
     return SamplingOptions(
         n=rollout.samples_per_prompt,
         max_new_tokens=rollout.max_new_tokens,
@@ -139,6 +141,7 @@ def train_actor(s: Session, progress: Progress, experience: Experience, rows: li
     progress.weight_version += results[0].applied
     s.note_counted("actor", results)
     known = {key: value for key, value in results[0].metrics.items() if value is not None}
+    known |= batch_metrics([result.fed for result in results])
     return known | {"lr/actor": rate, "train/skipped_steps": float(progress.skipped)}
 
 

@@ -33,7 +33,7 @@ def chunked_logprobs(
     recompute = torch.is_grad_enabled() and chunks > 1
     results = []
     for hidden_CH, targets_C in zip(hidden_NH.tensor_split(chunks), targets_N.tensor_split(chunks)):
-        args = (hidden_CH, head, targets_C, temperature, with_entropy, entropy_gradient, recompute)
+        args = (hidden_CH, head, targets_C, temperature, with_entropy, entropy_gradient, recompute, [])
         if recompute:
             results.append(checkpoint(_chunk_logprobs, *args, use_reentrant=False, preserve_rng_state=False))
         else:
@@ -55,9 +55,10 @@ def _chunk_logprobs(
     with_entropy: bool,
     entropy_gradient: bool,
     may_overwrite: bool,
+    sums: list[tuple[Tensor, Tensor | None]],
 ) -> tuple[Tensor, Tensor | None]:
     logits_CV = head(hidden_CH)
-    return _TokenLogprobs.apply(logits_CV, targets_C, temperature, with_entropy, entropy_gradient, may_overwrite)
+    return _TokenLogprobs.apply(logits_CV, targets_C, temperature, with_entropy, entropy_gradient, may_overwrite, sums)
 
 
 class _TokenLogprobs(torch.autograd.Function):
@@ -66,20 +67,17 @@ class _TokenLogprobs(torch.autograd.Function):
     Autograd would keep a table of log-softmax, one of softmax and one of their products. Here forward keeps the logits as they came
     and a log-sum-exp per token; backward fills the gradient, `(onehot - p) g / temperature` for a log-prob and
     `-p (log p + entropy) g / temperature` for an entropy. `may_overwrite`: into the memory of the logits, which are then good for one
-    backward pass only.
+    backward pass only. `sums` keeps what is summed over the vocabulary, so that a recomputation in the backward pass needs the logits only.
     """
 
     @staticmethod
-    def forward(ctx, logits_CV, targets_C, temperature, with_entropy, entropy_gradient, may_overwrite):
-        lse_C = logits_CV.new_empty(len(logits_CV), dtype=torch.float32)
-        entropies_C = torch.empty_like(lse_C) if with_entropy else None
-        for block in row_blocks(logits_CV, logits_CV.device.type):
-            scaled_BV = _scaled(logits_CV[block], temperature)
-            lse_C[block] = lse_B = scaled_BV.logsumexp(-1)
-            if with_entropy:
-                probs_BV = (scaled_BV - lse_B[:, None]).exp_()
-                total_B = probs_BV.sum(-1)  # 1 but for rounding, which counts times the size of the logits
-                entropies_C[block] = total_B * lse_B - probs_BV.mul_(scaled_BV).sum(-1)
+    def forward(ctx, logits_CV, targets_C, temperature, with_entropy, entropy_gradient, may_overwrite, sums):
+        if not sums:
+            sums.append(_sums(logits_CV, temperature, with_entropy))
+        lse_C, entropies_C = sums[0]
+        entropies_C = (
+            None if entropies_C is None else entropies_C.clone()
+        )  # an output gets a graph, which `sums` would keep
         picked_C = logits_CV.gather(-1, targets_C[:, None]).squeeze(-1)
         if with_entropy and not entropy_gradient:
             ctx.mark_non_differentiable(entropies_C)
@@ -99,8 +97,23 @@ class _TokenLogprobs(torch.autograd.Function):
                 of_entropies_B1 = grad_entropies_C[block][:, None] / ctx.temperature
                 factor_B = factor_B - (log_probs_BV + entropies_C[block][:, None]).mul_(of_entropies_B1)
             grad_CV[block] = log_probs_BV.exp_().mul_(factor_B)
-        grad_CV.scatter_add_(-1, targets_C[:, None], of_logprobs_C1.to(grad_CV.dtype))
-        return grad_CV, None, None, None, None, None
+        rows_C = torch.arange(len(grad_CV), device=grad_CV.device)
+        grad_CV[rows_C, targets_C] += of_logprobs_C1.squeeze(-1).to(grad_CV.dtype)  # scatter_add_ is slow on CPU
+        return grad_CV, None, None, None, None, None, None
+
+
+def _sums(logits_CV: Tensor, temperature: float, with_entropy: bool) -> tuple[Tensor, Tensor | None]:
+    """Log-sum-exp C and entropies C, or None, of `softmax(logits / temperature)`."""
+    lse_C = logits_CV.new_empty(len(logits_CV), dtype=torch.float32)
+    entropies_C = torch.empty_like(lse_C) if with_entropy else None
+    for block in row_blocks(logits_CV, logits_CV.device.type):
+        scaled_BV = _scaled(logits_CV[block], temperature)
+        lse_C[block] = lse_B = scaled_BV.logsumexp(-1)
+        if with_entropy:
+            probs_BV = (scaled_BV - lse_B[:, None]).exp_()
+            total_B = probs_BV.sum(-1)  # 1 but for rounding, which counts times the size of the logits
+            entropies_C[block] = total_B * lse_B - probs_BV.mul_(scaled_BV).sum(-1)
+    return lse_C, entropies_C
 
 
 def row_blocks(logits_CV: Tensor, device: str) -> list[slice]:

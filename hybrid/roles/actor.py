@@ -8,7 +8,7 @@ import torch
 
 from hybrid.roles.export import export_model
 from hybrid.roles.models import ModelOptions, load_policy
-from hybrid.roles.objective import PolicyObjective, PolicyRow, UpdateResult, check_sampler
+from hybrid.roles.objective import Fed, PolicyObjective, PolicyRow, UpdateResult, check_sampler
 from hybrid.roles.packing import Row
 from hybrid.roles.policy_step import policy_objective, step_metrics
 from hybrid.roles.reduction import Totals
@@ -54,7 +54,8 @@ class ActorWorker(PolicyForward):
     def train(self, micros: list[list[PolicyRow]], objective: PolicyObjective, learning_rate: float) -> UpdateResult:
         """One optimizer step. Raises `TrainingStopped` on all ranks, before the update, when trainer and sampler disagree."""
         totals = Totals()
-        losses = [lambda model, rows=rows: self._loss(model, rows, objective, totals) for rows in micros]
+        fed = Fed()
+        losses = [lambda model, rows=rows: self._loss(model, rows, objective, totals, fed) for rows in micros]
 
         def check() -> None:
             self.counted = self.count()
@@ -62,11 +63,14 @@ class ActorWorker(PolicyForward):
             check_sampler(totals.mean("sampler_diff"), totals.maximum("sampler_diff"), objective.sampler_bound)
 
         step = self.model.step(losses, learning_rate, check)
-        return UpdateResult(step.applied, step_metrics(totals) | {"grad_norm/actor": step.grad_norm}, self.counted)
+        metrics = step_metrics(totals) | {"grad_norm/actor": step.grad_norm}
+        return UpdateResult(step.applied, metrics, self.counted, fed)
 
-    def _loss(self, model, rows: list[PolicyRow], objective: PolicyObjective, totals: Totals) -> torch.Tensor:
+    def _loss(self, model, rows: list[PolicyRow], objective: PolicyObjective, totals: Totals, fed: Fed) -> torch.Tensor:
         """This micro-batch's share of the step's loss; zero, with a graph, for an empty one."""
         batch = self.pack([r.row for r in rows])
+        fed.tokens += len(batch.input_ids_N)
+        fed.padding += 0 if rows else len(batch.input_ids_N)
         logprobs_R, entropies_R = model(
             batch, objective.temperature, objective.with_entropy, entropy_gradient=objective.entropy_coef > 0
         )

@@ -48,11 +48,12 @@ def packed_attention(
         )
     repeats = query.shape[1] // key.shape[1]
     key, value = (t.repeat_interleave(repeats, dim=1) if repeats > 1 else t for t in (key, value))
+    # Cut by `split`, whose gradient is one concatenation; that of a slice is as long as the whole batch, for every slice.
+    lengths = [segment.length for segment in packed_segments]
     outputs = []
-    for segment in packed_segments:
-        span = slice(segment.start, segment.start + segment.length)
+    for segment, *own in zip(packed_segments, *(t.split(lengths, dim=2) for t in (query, key, value)), strict=True):
         attend = _one_call if segment.length <= ONE_CALL_TOKENS else _call_per_response
-        outputs.append(attend(query[:, :, span], key[:, :, span], value[:, :, span], segment, scaling))
+        outputs.append(attend(*own, segment, scaling))
     return torch.cat(outputs, dim=2).transpose(1, 2), None
 
 
@@ -74,17 +75,14 @@ def _one_call(query, key, value, segment: Segment, scaling):
 
 
 def _call_per_response(query, key, value, segment: Segment, scaling):
-    prompt = slice(0, segment.prompt)
-    of_prompt = (t[:, :, prompt] for t in (query, key, value))
-    outputs = [scaled_dot_product_attention(*of_prompt, is_causal=True, scale=scaling)]
-    start = segment.prompt
-    for length in segment.responses:
-        own = slice(start, start + length)
-        keys = torch.cat([key[:, :, prompt], key[:, :, own]], dim=2)
-        values = torch.cat([value[:, :, prompt], value[:, :, own]], dim=2)
+    lengths = [segment.prompt, *segment.responses]
+    (query, *queries), (key, *keys), (value, *values) = (t.split(lengths, dim=2) for t in (query, key, value))
+    outputs = [scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling)]
+    for own_query, own_key, own_value in zip(queries, keys, values):
+        length = own_query.shape[2]
         mask = torch.ones(length, segment.prompt + length, dtype=torch.bool, device=query.device).tril(segment.prompt)
-        outputs.append(scaled_dot_product_attention(query[:, :, own], keys, values, attn_mask=mask, scale=scaling))
-        start += length
+        all_keys, all_values = torch.cat([key, own_key], dim=2), torch.cat([value, own_value], dim=2)
+        outputs.append(scaled_dot_product_attention(own_query, all_keys, all_values, attn_mask=mask, scale=scaling))
     return torch.cat(outputs, dim=2)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 
@@ -52,12 +53,22 @@ class PolicyObjective:
 
 
 @dataclass
+class Fed:
+    """Tokens that a rank's forward and backward passes were fed, and those of them that belong to no sample."""
+
+    tokens: int = 0
+    padding: int = 0
+
+
+@dataclass
 class UpdateResult:
-    """What one optimizer step reports. `counted` is this rank's bytes by part just before the update; the rest is equal on all ranks."""
+    """What one optimizer step reports. `counted` is this rank's bytes by part just before the update, `fed` what it was fed; the rest is
+    equal on all ranks."""
 
     applied: bool
     metrics: dict[str, float | None]
     counted: dict[str, int]
+    fed: Fed = field(default_factory=Fed)
 
 
 @dataclass(frozen=True)
@@ -67,6 +78,15 @@ class ValueRow:
     row: Row
     returns: torch.Tensor
     old_values: torch.Tensor
+
+
+def batch_metrics(fed: Sequence[Fed]) -> dict[str, float]:
+    """How well a step's tokens were packed and spread, from what each rank was fed."""
+    tokens = sum(rank.tokens for rank in fed)
+    return {
+        "batch/padding_share": sum(rank.padding for rank in fed) / tokens,
+        "batch/rank_imbalance": max(rank.tokens for rank in fed) * len(fed) / tokens,
+    }
 
 
 def check_sampler(mean: float | None, largest: float | None, bound: float | None) -> None:

@@ -59,7 +59,8 @@ METRICS = {
     "eval/reward": "mean score on the held-out problems",
     "data/dropped_prompts": "prompts left out so far because they were too long",
     "gpu/utilization": "share of the step in which the GPUs of the driver's node were busy, 0 to 1",
-    "batch/padding_share": "share of tokens fed to the actor that were padding, 0 to 1",
+    "batch/padding_share": "share of the tokens fed to the actor in training that were padding, 0 to 1",
+    "batch/rank_imbalance": "tokens fed to the actor's busiest rank over the mean of its ranks; 1 is even",
 }
 """Names of fixed metrics, with unit or meaning. Beside them: `time/<phase>` in seconds, `memory/counted/<role>.<part>` (bytes of
 the largest rank) and `memory/peak/<role>` (bytes of the process that held most)."""

@@ -9,7 +9,7 @@ import torch
 
 from hybrid.algorithms.losses import CORRECTIONS, POLICY_LOSSES
 from hybrid.roles.models import ModelOptions, load_critic
-from hybrid.roles.objective import PolicyObjective, PolicyRow
+from hybrid.roles.objective import Fed, PolicyObjective, PolicyRow, batch_metrics
 from hybrid.roles.packing import Row, pack
 from hybrid.roles.policy_step import policy_objective, step_metrics
 from hybrid.roles.reduction import Totals
@@ -110,6 +110,11 @@ def test_rows_that_waited_say_nothing_about_the_sampler():
     _, _, metrics = run([replace(row, is_fresh=False) for row in rows], OBJECTIVE, [(0, 4)])
     assert metrics["sampler/logprob_diff_mean"] is None
     assert metrics["policy/ratio_mean"] == 1
+
+
+def test_padding_is_counted_and_so_is_what_the_busiest_rank_has_more_than_the_others():
+    assert batch_metrics([Fed(30, 0), Fed(10, 2)]) == {"batch/padding_share": 0.05, "batch/rank_imbalance": 1.5}
+    assert batch_metrics([Fed(30, 0)]) == {"batch/padding_share": 0.0, "batch/rank_imbalance": 1.0}
 
 
 def options(path) -> ModelOptions:
