@@ -11,11 +11,10 @@ from typing import Any
 from hybrid.config.resolve import kv_token_bytes
 from hybrid.planning.prediction import KVCache
 from hybrid.planning.shapes import ModelShapes
+from hybrid.rollout.requests import BLOCK_TOKENS
 
 VOCAB_PADDING = 64
 """vLLM pads the vocabulary to a multiple of this, then cuts it."""
-BLOCK_TOKENS = {"cpu": 128, "cuda": 16}
-"""Tokens of a KV-cache block."""
 REPLICATED = ("norm", "mlp.gate.", "router", "block_sparse_moe.gate.")
 """Parameters that every tensor-parallel rank holds whole: norms, and the routers of experts."""
 BATCHED_TOKENS = {"cpu": 4096, "cuda": 16384}

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+BLOCK_TOKENS = {"cpu": 32, "cuda": 16}
+"""Tokens of a KV-cache block by device: vLLM's own on CUDA, on CPU the least that its attention runs well on. Samples of a prompt share its
+whole blocks: with vLLM's own 128 most prompts on CPU have few or none, and are encoded anew for every sample."""
+
 
 @dataclass(frozen=True)
 class EngineOptions:

@@ -5,16 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hybrid.rollout.requests import EngineOptions, SamplingOptions
+from hybrid.rollout.requests import BLOCK_TOKENS, EngineOptions, SamplingOptions
 
 if TYPE_CHECKING:
     from vllm import LLM, SamplingParams
 
 CUDA_UTILISATION = 0.05
 """vLLM refuses to start unless this share of the GPU is free, even when the KV cache is given in bytes; it has no other use then."""
-CPU_BLOCK_TOKENS = 32
-"""KV-cache block, the smallest that vLLM's CPU attention runs well on. Samples of a prompt share its whole blocks: with vLLM's own 128 most
-prompts have few or none, and are encoded anew for every sample."""
 BACKEND = {"cpu": "shm", "cuda": "ipc"}
 """Weight transfer backend of each platform, on both sides."""
 
@@ -46,7 +43,7 @@ def build(options: EngineOptions) -> LLM:
     if on_cpu:
         torch.set_num_threads(options.threads)  # torch may have been imported before OMP_NUM_THREADS was set
     platform = (
-        {"worker_cls": "hybrid.rollout.cpu_worker.SleepableCPUWorker", "block_size": CPU_BLOCK_TOKENS}
+        {"worker_cls": "hybrid.rollout.cpu_worker.SleepableCPUWorker", "block_size": BLOCK_TOKENS["cpu"]}
         if on_cpu
         else {"enable_sleep_mode": True}
     )
