@@ -6,12 +6,7 @@ by GPU id, so consecutive ranks share a node. Ray counts GPUs that do not exist 
 
 from __future__ import annotations
 
-import os
-import signal
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,22 +16,10 @@ from ray.exceptions import GetTimeoutError, RayActorError
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from hybrid.cluster import STOP_TIMEOUT_S, start_ray, within
 from hybrid.errors import PlacementError
 from hybrid.process import as_process
 from hybrid.supervision import Call, Worker, collect, kill_all
-
-STOP_TIMEOUT_S = 20
-
-OBJECT_STORE_BYTES = 512 * 2**20
-"""Batches are token ids and log-probs: a small store is enough, and on a laptop the default (30 % of RAM) is not free."""
-
-NODE_ENV = {
-    # On a crash Ray's default leaves grandchildren (tensor-parallel workers) alive with their GPU memory.
-    "RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper": "1",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    "RAY_DEDUP_LOGS": "0",
-    "RAY_USAGE_STATS_ENABLED": "0",
-}
 
 
 @dataclass(frozen=True)
@@ -102,10 +85,7 @@ class Pool:
         """Kill every worker, give the bundles back, and end Ray when this run started it. Safe to call twice."""
         if not ray.is_initialized():
             return
-        # A signal to the whole process group ends Ray before us, and calls to it then wait for a minute. Its workers end with it.
-        ending = threading.Thread(target=self._stop, name="stop", daemon=True)
-        ending.start()
-        ending.join(STOP_TIMEOUT_S)
+        within(STOP_TIMEOUT_S, self._stop)
 
     def _stop(self) -> None:
         kill_all(self.workers)
@@ -135,10 +115,10 @@ def open_pool(
     Raises `PlacementError` with a table of what each node offers when the cluster lacks the GPUs, when the group is not placed within
     `timeout_s` seconds, or when it does not lie on exactly `num_nodes` nodes with `gpus_per_node` bundles each.
     """
-    owns_ray = _start_ray(address, gpus_per_node, device, dashboard)
+    owns_ray = start_ray(address=address, gpus=gpus_per_node, device=device, dashboard=dashboard)
     try:
         deadline = time.monotonic() + timeout_s
-        _await_gpus(num_nodes, gpus_per_node, deadline, wait=not owns_ray)
+        _await_gpus(num_nodes, gpus_per_node, deadline, wait=address is not None)
         strategy = "STRICT_PACK" if num_nodes == 1 else "PACK"
         group = placement_group([{"GPU": 1, "CPU": 1}] * (num_nodes * gpus_per_node), strategy=strategy)
         if not group.wait(timeout_seconds=max(1.0, deadline - time.monotonic())):
@@ -151,50 +131,6 @@ def open_pool(
         if owns_ray:
             ray.shutdown()
         raise
-
-
-def _start_ray(address: str | None, gpus: int, device: str, dashboard: bool) -> bool:
-    """Join the cluster at `address`, or start one here. True when this process started it."""
-    os.environ.update(NODE_ENV)
-    if ray.is_initialized():
-        return False
-    common = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": True}
-    with _own_signal_handlers():
-        return _init_ray(address, gpus, device, dashboard, common)
-
-
-@contextmanager
-def _own_signal_handlers() -> Iterator[None]:
-    """Ray replaces the handler of SIGTERM, and ignores SIGCHLD, after which every command that this process runs, such as a reward
-    function's, seems to end with status 0. Ours come back."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)}
-    yield
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
-
-
-def _init_ray(address: str | None, gpus: int, device: str, dashboard: bool, common: dict[str, Any]) -> bool:
-    if address is not None:
-        try:
-            ray.init(address=address, **common)
-        except ConnectionError as error:
-            raise PlacementError(
-                f"cluster.address={address}: no Ray cluster answers there ({error}). Start one with `bash launch/ray_node.sh head` "
-                "on the first node, or leave cluster.address unset to start Ray on this machine."
-            ) from error
-        return False
-    ray.init(
-        address="local",  # or Ray would join any cluster that it finds running on this machine
-        num_cpus=max(os.cpu_count() or 1, gpus),
-        num_gpus=gpus if device == "cpu" else None,
-        include_dashboard=dashboard,
-        object_store_memory=OBJECT_STORE_BYTES,
-        **common,
-    )
-    return True
 
 
 def _dashboard_url(wanted: bool) -> str | None:
