@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError
+from ray.exceptions import GetTimeoutError, RayError
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -66,9 +66,9 @@ class Pool:
             num_gpus=self.gpu_share,
             num_cpus=self.gpu_share,
             scheduling_strategy=PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=bundle.slot),
-            runtime_env={"env_vars": {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", **(env or {})}},
         )
-        handle = actor.remote(str(log_file), *args, **(kwargs or {}))
+        variables = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", **(env or {})}
+        handle = actor.remote(str(log_file), variables, *args, **(kwargs or {}))
         worker = Worker(role=role, rank=rank, node=bundle.node, handle=handle, log_file=log_file)
         self.workers.append(worker)
         return worker
@@ -96,7 +96,7 @@ class Pool:
 
 
 class Holder:
-    """Occupies a bundle: probes its GPU id, and keeps the share of an engine that spans several bundles."""
+    """Occupies a bundle: keeps the share of an engine that spans several."""
 
 
 def open_pool(
@@ -169,31 +169,21 @@ def _short_of(num_nodes: int, gpus_per_node: int, why: str) -> str:
 
 
 def _order_bundles(pool: Pool, num_nodes: int, gpus_per_node: int, timeout_s: float) -> list[Bundle]:
-    """Ask a small process in each bundle for its node and GPU, check the shape, and sort by node, then GPU."""
+    """Ask a small task in each bundle for its node and GPU, check the shape, and sort by node, then GPU."""
     count = num_nodes * gpus_per_node
     node_of_slot = placement_group_table(pool.group)["bundles_to_node_id"]
     address = {n["NodeID"]: n["NodeManagerAddress"] for n in ray.nodes()}
-    probes = [
-        ray.remote(Holder)
-        .options(
-            num_gpus=0.01,
-            num_cpus=0.01,
-            scheduling_strategy=PlacementGroupSchedulingStrategy(pool.group, placement_group_bundle_index=slot),
-        )
-        .remote()
-        for slot in range(count)
-    ]
+    probe = ray.remote(max_calls=0)(_own_gpu)  # its process is used again
+    placed = [PlacementGroupSchedulingStrategy(pool.group, placement_group_bundle_index=slot) for slot in range(count)]
+    probes = [probe.options(num_gpus=0.01, num_cpus=0.01, scheduling_strategy=place).remote() for place in placed]
     try:
-        gpu_ids = ray.get([p.__ray_call__.remote(_own_gpu) for p in probes], timeout=timeout_s)
+        gpu_ids = ray.get(probes, timeout=timeout_s)
     except GetTimeoutError as error:
         raise PlacementError(f"The processes that probe the bundles did not start within {timeout_s:.0f} s.") from error
-    except RayActorError as error:
+    except RayError as error:
         raise PlacementError(
             f"Processes cannot start in the bundles; is hybrid installed on every node? {error}"
         ) from error
-    finally:
-        for probe in probes:
-            ray.kill(probe)
     per_node: dict[str, int] = {}
     for slot in range(count):
         per_node[node_of_slot[slot]] = per_node.get(node_of_slot[slot], 0) + 1
@@ -205,5 +195,5 @@ def _order_bundles(pool: Pool, num_nodes: int, gpus_per_node: int, timeout_s: fl
     return [Bundle(rank, address[node_of_slot[slot]], gpu_ids[slot], slot) for rank, slot in enumerate(order)]
 
 
-def _own_gpu(_self) -> str:
+def _own_gpu() -> str:
     return ray.get_runtime_context().get_accelerator_ids()["GPU"][0]

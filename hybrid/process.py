@@ -14,16 +14,17 @@ from hybrid.garbage import pause_gc
 
 
 def as_process(cls: type):
-    """`cls` as a Ray actor class whose output goes to a file of the run and that can say where it lives.
+    """`cls` as a Ray actor class whose output goes to a file of the run, that has variables of its own and can say where it lives.
 
-    The actor is not of class `cls` but holds one: Ray would import the module of `cls`, seconds of torch and DeepSpeed, before any
-    line of ours runs: with garbage collections, and with what it prints missing in the log.
+    The actor is not of class `cls` but holds one: Ray would import the module of `cls`, seconds of torch and DeepSpeed, before any line
+    of ours runs. Variables come before that import, so OpenMP and CUDA read them, and Ray need not start a process for each set of them.
     """
     module, name = cls.__module__, cls.__qualname__
 
     class Process:
-        def __init__(self, log_file: str, *args, **kwargs):
+        def __init__(self, log_file: str, env: dict[str, str], *args, **kwargs):
             _redirect_output(log_file)
+            os.environ.update(env)
             pause_gc()
             self.inner = getattr(importlib.import_module(module), name)(*args, **kwargs)
 
