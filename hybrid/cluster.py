@@ -13,7 +13,8 @@ import ray
 
 from hybrid.errors import PlacementError
 
-STOP_TIMEOUT_S = 20
+STOP_TIMEOUT_S = 10
+"""For giving a pool back, and again for ending Ray."""
 
 OBJECT_STORE_BYTES = 512 * 2**20
 """Batches are token ids and log-probs: a small store is enough, and on a laptop the default (30 % of RAM) is not free."""
