@@ -103,9 +103,9 @@ def train(
         cfg = resolve(cfg, run_dir)
         save_origin(cfg, run_dir, sys.argv)
         _say_notes(cfg)
-        from hybrid.trainer import train as run_training
+        from hybrid.launcher import launch
 
-        run_training(cfg, run_dir)
+        launch(cfg, run_dir)
 
 
 @app.command(epilog=PLAN_EXAMPLES)

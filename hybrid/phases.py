@@ -216,6 +216,7 @@ def self_test(s: Session, progress: Progress) -> None:
         return
 
     def trainer_logprobs(prompts: list[list[int]], responses: list[list[int]]) -> list[list[float]]:
+        s.report.first_token()  # the engines have just answered
         rows = [Row(i, p, r) for i, (p, r) in enumerate(zip(prompts, responses, strict=True))]
         plan = _plan(s, [Lengths(row.group, len(row.prompt), len(row.response)) for row in rows])
         with s.phase("forward"):

@@ -6,37 +6,20 @@ by GPU id, so consecutive ranks share a node. Ray counts GPUs that do not exist 
 
 from __future__ import annotations
 
-import os
-import signal
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError
+from ray.exceptions import GetTimeoutError, RayError
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from hybrid.cluster import STOP_TIMEOUT_S, start_ray, within
 from hybrid.errors import PlacementError
 from hybrid.process import as_process
 from hybrid.supervision import Call, Worker, collect, kill_all
-
-STOP_TIMEOUT_S = 20
-
-OBJECT_STORE_BYTES = 512 * 2**20
-"""Batches are token ids and log-probs: a small store is enough, and on a laptop the default (30 % of RAM) is not free."""
-
-NODE_ENV = {
-    # On a crash Ray's default leaves grandchildren (tensor-parallel workers) alive with their GPU memory.
-    "RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper": "1",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    "RAY_DEDUP_LOGS": "0",
-    "RAY_USAGE_STATS_ENABLED": "0",
-}
 
 
 @dataclass(frozen=True)
@@ -83,9 +66,9 @@ class Pool:
             num_gpus=self.gpu_share,
             num_cpus=self.gpu_share,
             scheduling_strategy=PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=bundle.slot),
-            runtime_env={"env_vars": {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", **(env or {})}},
         )
-        handle = actor.remote(str(log_file), *args, **(kwargs or {}))
+        variables = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", **(env or {})}
+        handle = actor.remote(str(log_file), variables, *args, **(kwargs or {}))
         worker = Worker(role=role, rank=rank, node=bundle.node, handle=handle, log_file=log_file)
         self.workers.append(worker)
         return worker
@@ -102,10 +85,7 @@ class Pool:
         """Kill every worker, give the bundles back, and end Ray when this run started it. Safe to call twice."""
         if not ray.is_initialized():
             return
-        # A signal to the whole process group ends Ray before us, and calls to it then wait for a minute. Its workers end with it.
-        ending = threading.Thread(target=self._stop, name="stop", daemon=True)
-        ending.start()
-        ending.join(STOP_TIMEOUT_S)
+        within(STOP_TIMEOUT_S, self._stop)
 
     def _stop(self) -> None:
         kill_all(self.workers)
@@ -116,7 +96,7 @@ class Pool:
 
 
 class Holder:
-    """Occupies a bundle: probes its GPU id, and keeps the share of an engine that spans several bundles."""
+    """Occupies a bundle: keeps the share of an engine that spans several."""
 
 
 def open_pool(
@@ -135,10 +115,10 @@ def open_pool(
     Raises `PlacementError` with a table of what each node offers when the cluster lacks the GPUs, when the group is not placed within
     `timeout_s` seconds, or when it does not lie on exactly `num_nodes` nodes with `gpus_per_node` bundles each.
     """
-    owns_ray = _start_ray(address, gpus_per_node, device, dashboard)
+    owns_ray = start_ray(address=address, gpus=gpus_per_node, device=device, dashboard=dashboard)
     try:
         deadline = time.monotonic() + timeout_s
-        _await_gpus(num_nodes, gpus_per_node, deadline, wait=not owns_ray)
+        _await_gpus(num_nodes, gpus_per_node, deadline, wait=address is not None)
         strategy = "STRICT_PACK" if num_nodes == 1 else "PACK"
         group = placement_group([{"GPU": 1, "CPU": 1}] * (num_nodes * gpus_per_node), strategy=strategy)
         if not group.wait(timeout_seconds=max(1.0, deadline - time.monotonic())):
@@ -151,50 +131,6 @@ def open_pool(
         if owns_ray:
             ray.shutdown()
         raise
-
-
-def _start_ray(address: str | None, gpus: int, device: str, dashboard: bool) -> bool:
-    """Join the cluster at `address`, or start one here. True when this process started it."""
-    os.environ.update(NODE_ENV)
-    if ray.is_initialized():
-        return False
-    common = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": True}
-    with _own_signal_handlers():
-        return _init_ray(address, gpus, device, dashboard, common)
-
-
-@contextmanager
-def _own_signal_handlers() -> Iterator[None]:
-    """Ray replaces the handler of SIGTERM, and ignores SIGCHLD, after which every command that this process runs, such as a reward
-    function's, seems to end with status 0. Ours come back."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)}
-    yield
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
-
-
-def _init_ray(address: str | None, gpus: int, device: str, dashboard: bool, common: dict[str, Any]) -> bool:
-    if address is not None:
-        try:
-            ray.init(address=address, **common)
-        except ConnectionError as error:
-            raise PlacementError(
-                f"cluster.address={address}: no Ray cluster answers there ({error}). Start one with `bash launch/ray_node.sh head` "
-                "on the first node, or leave cluster.address unset to start Ray on this machine."
-            ) from error
-        return False
-    ray.init(
-        address="local",  # or Ray would join any cluster that it finds running on this machine
-        num_cpus=max(os.cpu_count() or 1, gpus),
-        num_gpus=gpus if device == "cpu" else None,
-        include_dashboard=dashboard,
-        object_store_memory=OBJECT_STORE_BYTES,
-        **common,
-    )
-    return True
 
 
 def _dashboard_url(wanted: bool) -> str | None:
@@ -233,31 +169,21 @@ def _short_of(num_nodes: int, gpus_per_node: int, why: str) -> str:
 
 
 def _order_bundles(pool: Pool, num_nodes: int, gpus_per_node: int, timeout_s: float) -> list[Bundle]:
-    """Ask a small process in each bundle for its node and GPU, check the shape, and sort by node, then GPU."""
+    """Ask a small task in each bundle for its node and GPU, check the shape, and sort by node, then GPU."""
     count = num_nodes * gpus_per_node
     node_of_slot = placement_group_table(pool.group)["bundles_to_node_id"]
     address = {n["NodeID"]: n["NodeManagerAddress"] for n in ray.nodes()}
-    probes = [
-        ray.remote(Holder)
-        .options(
-            num_gpus=0.01,
-            num_cpus=0.01,
-            scheduling_strategy=PlacementGroupSchedulingStrategy(pool.group, placement_group_bundle_index=slot),
-        )
-        .remote()
-        for slot in range(count)
-    ]
+    probe = ray.remote(max_calls=0)(_own_gpu)  # its process is used again
+    placed = [PlacementGroupSchedulingStrategy(pool.group, placement_group_bundle_index=slot) for slot in range(count)]
+    probes = [probe.options(num_gpus=0.01, num_cpus=0.01, scheduling_strategy=place).remote() for place in placed]
     try:
-        gpu_ids = ray.get([p.__ray_call__.remote(_own_gpu) for p in probes], timeout=timeout_s)
+        gpu_ids = ray.get(probes, timeout=timeout_s)
     except GetTimeoutError as error:
         raise PlacementError(f"The processes that probe the bundles did not start within {timeout_s:.0f} s.") from error
-    except RayActorError as error:
+    except RayError as error:
         raise PlacementError(
             f"Processes cannot start in the bundles; is hybrid installed on every node? {error}"
         ) from error
-    finally:
-        for probe in probes:
-            ray.kill(probe)
     per_node: dict[str, int] = {}
     for slot in range(count):
         per_node[node_of_slot[slot]] = per_node.get(node_of_slot[slot], 0) + 1
@@ -269,5 +195,5 @@ def _order_bundles(pool: Pool, num_nodes: int, gpus_per_node: int, timeout_s: fl
     return [Bundle(rank, address[node_of_slot[slot]], gpu_ids[slot], slot) for rank, slot in enumerate(order)]
 
 
-def _own_gpu(_self) -> str:
+def _own_gpu() -> str:
     return ray.get_runtime_context().get_accelerator_ids()["GPU"][0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -34,6 +35,7 @@ class Reporter:
         self._stack = ExitStack()
         self._started = time.monotonic()
         self._first: Metrics = {}
+        self._first_token: float | None = None
         self._summary = SummaryData(title=_title(cfg), seconds=0.0)
 
     def __enter__(self) -> Reporter:
@@ -63,6 +65,11 @@ class Reporter:
         if dashboard_url is not None:
             self.console.note(f"Ray dashboard: {dashboard_url}")
 
+    def first_token(self) -> None:
+        """The engines have generated for the first time: say how long the user waited for that."""
+        self._first_token = _seconds_since_start()
+        self.console.note(f"first token after {self._first_token:.0f} s")
+
     def phase(self, name: str) -> None:
         self.console.phase(name)
 
@@ -73,6 +80,7 @@ class Reporter:
         """The start is over: its evaluation and its times go into the first step's line."""
         self._add_times(totals)
         self._first = evaluation | {key: totals[key] for key in ("time/init", "time/evaluate") if key in totals}
+        self._first |= {"time/first_token": self._first_token}
         self._summary.accuracy_start = evaluation.get("eval/accuracy")
 
     def step(self, step: int, metrics: Metrics, samples: Sequence[Sample]) -> None:
@@ -126,6 +134,12 @@ class Reporter:
             if key.startswith("time/") and key != "time/step" and seconds is not None:
                 name = key.removeprefix("time/")
                 self._summary.phase_seconds[name] = self._summary.phase_seconds.get(name, 0.0) + seconds
+
+
+def _seconds_since_start() -> float:
+    """Since this process was started, the interpreter's own start and all imports included."""
+    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _title(cfg: RunConfig) -> str:

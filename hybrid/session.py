@@ -147,7 +147,7 @@ def open_session(cfg: RunConfig, run_dir: Path) -> Iterator[Session]:
             stack.callback(recorder.close)
 
         stack.callback(_remove_swap_folders, swap_folder(cfg))
-        report.stage("starting Ray")
+        report.stage("reserving the GPUs")
         pool = open_pool(
             num_nodes=cfg.cluster.num_nodes,
             gpus_per_node=cfg.cluster.gpus_per_node,

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from hybrid.garbage import resume_gc
 from hybrid.memory.node_copy import NodeTier
 from hybrid.memory.probe import PeakSampler, held_and_shared, measured_bytes, release_free_memory
 from hybrid.memory.storages import as_tensor
@@ -86,15 +87,14 @@ class ModelWorker(DistributedWorker):
     def settle(self) -> dict[str, int]:
         """To be called when everything is loaded: bytes of each part.
 
-        Buffers are written once, for memory that was never touched is counted but not there yet. What exists now stays, so later
-        garbage collections need not look at it.
+        Buffers are written once, for memory that was never touched is counted but not there yet.
         """
         if self.model.stage < 3 and len(self.node_ranks) > 1:
             self.tier.replicated = ("weights",)
         for _, storage in self.model.storages().get("gradients", []):
             as_tensor(storage).zero_()
         gc.collect()
-        gc.freeze()
+        resume_gc()
         return self.count()
 
     def count(self) -> dict[str, int]:

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import ModuleType
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -257,9 +258,13 @@ def load_deepspeed() -> ModuleType:
     """DeepSpeed, told what not to do.
 
     It would compile a C++ extension for collectives on CPU: minutes at the first start, and a lock that a killed process leaves locked
-    for every later one. Gloo does that work.
+    for every later one. Gloo does that work. And it would load all of torch's compiler (a second, and tens of MiB in every rank) to ask
+    whether our optimizer is Muon, whose functions it decorates with `torch.compile`: they are imported without.
     """
     import deepspeed
+
+    with patch.object(torch, "compile", lambda function: function):
+        import deepspeed.runtime.zero.muon.muon_optimizer
 
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.utils.logger.setLevel("WARNING")

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hybrid.errors import RolloutError
+from hybrid.garbage import resume_gc
 from hybrid.memory.probe import PeakSampler, held_and_shared, process_bytes
 from hybrid.rollout import vllm_setup
 from hybrid.rollout.checkpoint_names import check_bucket, check_complete, checkpoint_shapes
@@ -51,6 +52,7 @@ class Engine:
         self.weight_version = 0
         self._whole = True
         self._peak = PeakSampler("cpu", children=True)
+        resume_gc()
         return self.stats()
 
     def generate(

@@ -53,6 +53,7 @@ METRICS = {
     "tokens/per_second": "generated tokens over the time of the whole step",
     "tokens/generated": "response tokens of the step",
     "time/step": "seconds of the whole step",
+    "time/first_token": "seconds from the start of the command to the first generated token; in the first line only",
     "time/transitions": "seconds in which memory moved between phases",
     "train/skipped_steps": "optimizer steps skipped so far because a gradient was not finite",
     "eval/accuracy": "share of held-out problems answered right, greedy; at step 1 it was measured before training",

@@ -57,6 +57,8 @@ def test_every_line_has_every_metric(swapped):
     _, _, lines = swapped
     assert [line["step"] for line in lines] == [1, 2, 3]
     assert all(list(line) == metric_keys() for line in lines)
+    assert lines[0]["time/first_token"] > lines[0]["time/init"] > 0
+    assert lines[1]["time/first_token"] is None
     last = lines[-1]
     assert last["lr/actor"] == 1e-3
     assert last["loss/value"] is None

@@ -136,7 +136,7 @@ def test_the_ledger_has_what_was_planned_and_it_was_done(runs):
     assert plan["seconds_per_step"] > 0
 
 
-def test_a_run_that_does_not_fit_is_refused_before_ray_starts(runs):
+def test_a_run_that_does_not_fit_is_refused_before_gpus_are_asked_for(runs):
     cfg = resolve(load_run(runs.path, ["memory.device_bytes=1GiB"]), runs.folder / "refused")
     with pytest.raises(ConfigError, match=r"train_actor is short by .* per GPU"):
         train(cfg, runs.folder / "refused")

@@ -41,9 +41,9 @@ def profile(tmp_path, monkeypatch) -> Path:
 def trainer(monkeypatch):
     """Stands in for the trainer and keeps what it was called with."""
     calls = []
-    module = types.ModuleType("hybrid.trainer")
-    module.train = lambda cfg, run_dir: calls.append((cfg, run_dir))
-    monkeypatch.setitem(sys.modules, "hybrid.trainer", module)
+    module = types.ModuleType("hybrid.launcher")
+    module.launch = lambda cfg, run_dir: calls.append((cfg, run_dir))
+    monkeypatch.setitem(sys.modules, "hybrid.launcher", module)
     return types.SimpleNamespace(module=module, calls=calls)
 
 
@@ -136,10 +136,10 @@ def test_mistakes_in_the_profile_end_with_2_and_one_message(profile, hybrid_comm
 
 
 def test_errors_of_a_run_end_with_1_and_no_traceback(profile, hybrid_command, trainer):
-    def train(cfg, run_dir):
+    def launch(cfg, run_dir):
         raise WorkerDied("actor rank 1 on node 10.0.0.2 died")
 
-    trainer.module.train = train
+    trainer.module.launch = launch
     result = hybrid_command("train", profile)
     assert result.exit_code == 1
     assert result.stderr == "error: actor rank 1 on node 10.0.0.2 died\n"
@@ -159,16 +159,16 @@ def test_signals_end_a_run_through_its_cleanup(profile, tmp_path, sent, code, ha
     (tmp_path / "sitecustomize.py").write_text(
         f"""
 import signal, sys, time, types
-def train(cfg, run_dir):
+def launch(cfg, run_dir):
     try:
         {handler or "pass"}
         print("running", flush=True)
         time.sleep(30)
     finally:
         print("cleaned up", flush=True)
-module = types.ModuleType("hybrid.trainer")
-module.train = train
-sys.modules["hybrid.trainer"] = module
+module = types.ModuleType("hybrid.launcher")
+module.launch = launch
+sys.modules["hybrid.launcher"] = module
 """
     )
     run = start("train", str(profile), cwd=tmp_path)
