@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import ray
 
+from hybrid.telemetry.spans import Spans
+from hybrid.telemetry.timeline import ProcessTrace
+
 
 def as_process(cls: type):
-    """`cls` as a Ray actor class whose output goes to a file of the run and that can say where it lives."""
+    """`cls` as a Ray actor class whose output goes to a file of the run, that can say where it lives and record what it does.
+
+    `cls` may have `start_ops` and `stop_ops -> list[OpTrace]`, around which it records its operations.
+    """
 
     class Process(cls):
         def __init__(self, log_file: str, *args, **kwargs):
             _redirect_output(log_file)
+            self.spans = Spans()
             super().__init__(*args, **kwargs)
 
         def where(self) -> dict[str, Any]:
@@ -28,8 +38,39 @@ def as_process(cls: type):
         def ping(self) -> None:
             """Answers when the process is alive and idle."""
 
+        def start_trace(self) -> None:
+            """Record from now on."""
+            _, self._trace_problem = _attempt(self, "start_ops")
+            self.spans.start()
+
+        def stop_trace(self) -> ProcessTrace:
+            """What was recorded since `start_trace`; never raises."""
+            spans = self.spans.take()
+            ops, problem = _attempt(self, "stop_ops") if self._trace_problem is None else (None, self._trace_problem)
+            return ProcessTrace(os.getpid(), spans, ops or [], problem)
+
+    for name, method in inspect.getmembers(cls, inspect.isfunction):
+        if not name.startswith("_"):
+            setattr(Process, name, _in_span(name, method))
     Process.__name__ = Process.__qualname__ = cls.__name__
     return ray.remote(Process)
+
+
+def _in_span(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def call(self, *args, **kwargs):
+        with self.spans.span(name):
+            return method(self, *args, **kwargs)
+
+    return call
+
+
+def _attempt(process: Any, name: str) -> tuple[Any, str | None]:
+    """Result of a method that the process may lack, and what it raised."""
+    try:
+        return getattr(process, name, lambda: None)(), None
+    except Exception as error:
+        return None, f"{type(error).__name__}: {error}"
 
 
 def _redirect_output(log_file: str) -> None:

@@ -18,6 +18,8 @@ from hybrid.rollout import vllm_setup
 from hybrid.rollout.checkpoint_names import check_bucket, check_complete, checkpoint_shapes
 from hybrid.rollout.requests import Completion, EngineOptions, GenerateRequest, SamplingOptions, tokens_held_at_most
 from hybrid.rollout.residency import MOVABLE, PARTS, check_come, check_leave
+from hybrid.rollout.traces import take_traces
+from hybrid.telemetry.torch_trace import OpTrace
 
 MAX_SETTLING_STEPS = 16
 
@@ -251,6 +253,15 @@ class Engine:
             shared = 0
         share, self._kv_cache_share = self._kv_cache_share, None
         return {"peak_bytes": peak, "held_bytes": held, "shared_bytes": shared, "kv_cache_share": share}
+
+    def start_ops(self) -> None:
+        """Record torch's operations of vLLM's workers until `stop_ops`."""
+        self.llm.start_profile(str(os.getpid()))
+
+    def stop_ops(self) -> list[OpTrace]:
+        """What was recorded, one of each worker. Raises `RolloutError` when vLLM recorded nothing."""
+        self.llm.stop_profile()
+        return take_traces(self.options.trace_dir, str(os.getpid()))
 
     def stop(self) -> None:
         """End vLLM and its worker processes."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 
 import pytest
@@ -20,13 +21,19 @@ EXACT = ("reward/mean", "loss/policy", "grad_norm/actor", "kl/sampler", "respons
 
 @pytest.fixture(scope="module")
 def swapped(tmp_path_factory):
-    """A recorded run in which everything moves."""
+    """A recorded run in which everything moves, its second step on a timeline."""
     folder = tmp_path_factory.mktemp("runs")
     path = profile(folder, make_tiny_llama(folder / "model"))
     return (
         folder,
         path,
-        run(path, folder / "swapped", "memory.policy=swap_all", f"rollout.record={folder / 'rollouts.jsonl'}"),
+        run(
+            path,
+            folder / "swapped",
+            "memory.policy=swap_all",
+            "logging.profile=2",
+            f"rollout.record={folder / 'rollouts.jsonl'}",
+        ),
     )
 
 
@@ -63,6 +70,37 @@ def test_every_line_has_every_metric(swapped):
     assert last["sampler/logprob_diff_max"] < 1e-2
     assert last["memory/counted/actor.optimizer"] > last["memory/counted/actor.weights"] > 0
     assert last["time/transitions"] > 0
+
+
+def test_the_timeline_has_all_processes_on_one_clock(swapped):
+    folder, _, lines = swapped
+    trace = json.loads(gzip.decompress((folder / "swapped" / "trace.json.gz").read_bytes()))
+    titles = {e["pid"]: e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "process_name"}
+    assert sorted(t.split(" (")[0] for t in titles.values()) == ["actor 0", "actor 1", "driver", "engine 0", "engine 1"]
+    timed = [e for e in trace["traceEvents"] if e["ph"] == "X"]
+
+    def spans(lane: str, name: str) -> list[tuple[float, float]]:
+        """Start and end, in milliseconds."""
+        found = [e for e in timed if titles[e["pid"]].startswith(lane) and e["name"] == name]
+        return [(e["ts"] / 1000, (e["ts"] + e["dur"]) / 1000) for e in found]
+
+    def within(inner: tuple[float, float], outer: tuple[float, float], slack_ms: float = 5) -> bool:
+        return outer[0] - slack_ms <= inner[0] < inner[1] <= outer[1] + slack_ms
+
+    (step,) = spans("driver", "step 2")
+    assert step[1] - step[0] == pytest.approx(1000 * lines[1]["time/step"], rel=0.05)
+    pairs = [("train_actor", "actor", "train"), ("sync", "actor", "send_weights"), ("sync", "engine", "update_weights")]
+    for phase, role, call in [*pairs, ("generate", "engine", "generate")]:
+        (outer,) = spans("driver", phase)
+        for rank in (0, 1):
+            calls = spans(f"{role} {rank}", call)
+            assert calls and all(within(each, outer) and within(outer, step) for each in calls), (phase, role, call)
+    assert spans("driver", "come actor/weights+gradients+optimizer") and spans("actor 1", "come")
+    for lane, call in (("actor", "train"), ("engine", "generate")):
+        (outer,) = spans(f"{lane} 0", call)
+        assert sum(
+            within(each, outer) for each in spans(f"{lane} 0", "aten::addmm") + spans(f"{lane} 0", "aten::mm")
+        ), lane
 
 
 def test_training_changed_the_weights_that_generate(swapped):
