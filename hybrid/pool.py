@@ -10,7 +10,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +23,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from hybrid.errors import PlacementError
 from hybrid.process import as_process
-from hybrid.supervision import Call, Worker, collect, kill_all
+from hybrid.supervision import Call, Worker, collect, kill_all, stream
 
 STOP_TIMEOUT_S = 20
 
@@ -97,6 +97,20 @@ class Pool:
         `timeout_s` seconds, with what the silent workers were doing.
         """
         return collect(calls, self.workers, what, timeout_s)
+
+    def stream(
+        self,
+        calls: list[Call],
+        what: str,
+        timeout_s: float,
+        arrived: Callable[[Call, Any], None],
+        check: Callable[[], None] | None = None,
+    ) -> None:
+        """Call `arrived(call, item)` with what `calls` of generator methods yield, as it comes, until all have ended.
+
+        Raises as `wait`, and what `check` raises, which is called now and then.
+        """
+        stream(calls, self.workers, what, timeout_s, arrived, check)
 
     def stop(self) -> None:
         """Kill every worker, give the bundles back, and end Ray when this run started it. Safe to call twice."""

@@ -57,6 +57,15 @@ def as_process(cls: type):
 
 
 def _in_span(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    if inspect.isgeneratorfunction(method):  # Ray streams what a generator yields, and looks at the function to know
+
+        @functools.wraps(method)
+        def items(self, *args, **kwargs):
+            with self.spans.span(name):
+                yield from method(self, *args, **kwargs)
+
+        return items
+
     @functools.wraps(method)
     def call(self, *args, **kwargs):
         with self.spans.span(name):

@@ -22,6 +22,9 @@ from hybrid.telemetry.wandb import start_wandb
 
 Metrics = dict[str, float | None]
 
+OTHER_TIMES = ("time/step", "time/score_overlapped")
+"""Seconds that phases and transitions hold already."""
+
 
 class Reporter:
     """A context manager around a run; keeps what the closing table needs."""
@@ -129,7 +132,7 @@ class Reporter:
 
     def _add_times(self, totals: Mapping[str, float | None]) -> None:
         for key, seconds in totals.items():
-            if key.startswith("time/") and key != "time/step" and seconds is not None:
+            if key.startswith("time/") and key not in OTHER_TIMES and seconds is not None:
                 name = key.removeprefix("time/")
                 self._summary.phase_seconds[name] = self._summary.phase_seconds.get(name, 0.0) + seconds
 

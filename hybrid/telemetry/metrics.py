@@ -54,6 +54,7 @@ METRICS = {
     "tokens/generated": "response tokens of the step",
     "time/step": "seconds of the whole step",
     "time/transitions": "seconds in which memory moved between phases",
+    "time/score_overlapped": "seconds of scoring during generation, beside time/score; null where no reward can start that early",
     "train/skipped_steps": "optimizer steps skipped so far because a gradient was not finite",
     "eval/accuracy": "share of held-out problems answered right, greedy; at step 1 it was measured before training",
     "eval/reward": "mean score on the held-out problems",
