@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from hybrid.errors import WorkerDied
 from hybrid.files import write_atomic
-from hybrid.supervision import Worker
 from hybrid.telemetry.timeline import FILE, ProcessTrace, chrome_trace
 
 if TYPE_CHECKING:
     from hybrid.session import Session
+    from hybrid.supervision import Worker
 
 LANES = {"rollout": "engine"}
 """Names of lanes that are not the role's."""
