@@ -21,7 +21,8 @@ class Sleeper:
         time.sleep(60)
 
     def counts(self, numbers, then_waits=False):
-        yield from range(numbers)
+        for number in range(numbers):  # noqa: UP028  Ray sends values into it, which a range does not take
+            yield number
         if then_waits:
             self.waits_for_godot()
 
