@@ -78,8 +78,9 @@ def _search(s: Session, progress: Progress) -> tuple[list[Group], list[Group], d
 
 
 def _draw(s: Session, progress: Progress, prompts: int, round_: int) -> list[Group]:
-    samples = phases.generate(s, progress, prompts, round_)
-    phases.score(s, progress, samples)
+    early = phases.early_scores(s)
+    samples = phases.generate(s, progress, prompts, round_, early)
+    phases.score(s, progress, samples, early)
     return by_prompt(samples)
 
 

@@ -12,7 +12,7 @@ from hybrid.data.batches import Lengths, Plan, lengths_of, plan_micro_batches
 from hybrid.data.samples import Sample
 from hybrid.errors import TrainingStopped
 from hybrid.experience import Experience, Forward, kl_beyond_bound, sampler_bound, shard, unshard
-from hybrid.rewards import accuracy, shape, weighted_sum
+from hybrid.rewards import EarlyScores, RewardFunction, accuracy, shape, weighted_sum
 from hybrid.rewards import score as score_by_function
 from hybrid.roles.objective import PolicyObjective, PolicyRow, ValueRow, batch_metrics, check_sampler
 from hybrid.roles.packing import Row
@@ -27,17 +27,25 @@ SELF_TEST_BOUND = 0.1
 """Mean absolute log-prob difference in nats that the self-test allows where the profile turns the step's bound off."""
 
 
-def generate(s: Session, progress: Progress, count: int, round_: int) -> list[Sample]:
-    """Samples of the next `count` prompts, with a greedy answer to each where the estimator compares with one."""
+def generate(s: Session, progress: Progress, count: int, round_: int, early: EarlyScores | None = None) -> list[Sample]:
+    """Samples of the next `count` prompts, with a greedy answer to each where the estimator compares with one. `early` scores them
+    meanwhile."""
     with s.phase("generate"):
-        return s.engines.generate(
-            s.prompts.take(count),
-            sampling_options(s.cfg),
-            step=progress.step,
-            version=progress.weight_version,
-            round_=round_,
-            with_greedy=s.cfg.uses_greedy_answers,
-        )
+        try:
+            return s.engines.generate(
+                s.prompts.take(count),
+                sampling_options(s.cfg),
+                step=progress.step,
+                version=progress.weight_version,
+                round_=round_,
+                with_greedy=s.cfg.uses_greedy_answers,
+                arrived=early.add if early else None,
+                check=early.check if early else None,
+            )
+        finally:
+            if early is not None:
+                early.close()
+                s.ledger.overlapped(early.seconds())
 
 
 def sampling_options(cfg: RunConfig) -> SamplingOptions:
@@ -55,19 +63,32 @@ def sampling_options(cfg: RunConfig) -> SamplingOptions:
     )
 
 
-def score(s: Session, progress: Progress, samples: list[Sample]) -> None:
-    """Set `reward` of each sample, the weighted sum of what the profile's rewards say, and `score`, what shaping makes of it."""
+def early_scores(s: Session) -> EarlyScores | None:
+    """What scores during generation; None where every reward has to wait for its end: reward models need the engines' memory."""
+    rewards = [s.reward, *(extra for _, extra in s.extra_rewards)]
+    functions = [reward for reward in rewards if reward is not None and reward.by_group]
+    return EarlyScores(functions, s.report.spans.span) if functions else None
+
+
+def score(s: Session, progress: Progress, samples: list[Sample], early: EarlyScores | None = None) -> None:
+    """Set `reward` of each sample, the weighted sum of what the profile's rewards say, and `score`, what shaping makes of it.
+
+    early: has scored the samples, or does so still.
+    """
+
+    def by_function(reward: RewardFunction) -> list[float]:
+        is_early = early is not None and reward in early.functions
+        return early.of(reward, samples) if is_early else score_by_function(reward, samples)
+
     with s.phase("score"):
-        terms = [(s.cfg.reward.weight, _scores(s, samples))]
-        terms += [(weight, score_by_function(extra, samples)) for weight, extra in s.extra_rewards]
+        terms = [(s.cfg.reward.weight, by_function(s.reward) if s.reward_model is None else _by_model(s, samples))]
+        terms += [(weight, by_function(extra)) for weight, extra in s.extra_rewards]
     for sample, value in zip(samples, weighted_sum(terms), strict=True):
         sample.reward = value
     progress.reward_moments = shape(s.cfg, samples, progress.reward_moments)
 
 
-def _scores(s: Session, samples: list[Sample]) -> list[float]:
-    if s.reward_model is None:
-        return score_by_function(s.reward, samples)
+def _by_model(s: Session, samples: list[Sample]) -> list[float]:
     sequences = [sample.prompt.token_ids + sample.token_ids for sample in samples]
     rows = [Lengths(i, len(ids), 0) for i, ids in enumerate(sequences)]
     plan = plan_micro_batches(rows, s.cfg.world_size, sum(map(len, sequences)), share_prompts=False)

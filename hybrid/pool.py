@@ -7,6 +7,7 @@ by GPU id, so consecutive ranks share a node. Ray counts GPUs that do not exist 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from hybrid.cluster import STOP_TIMEOUT_S, start_ray, within
 from hybrid.errors import PlacementError
 from hybrid.process import as_process
-from hybrid.supervision import Call, Worker, collect, kill_all
+from hybrid.supervision import Call, Worker, collect, kill_all, stream
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,20 @@ class Pool:
         `timeout_s` seconds, with what the silent workers were doing.
         """
         return collect(calls, self.workers, what, timeout_s)
+
+    def stream(
+        self,
+        calls: list[Call],
+        what: str,
+        timeout_s: float,
+        arrived: Callable[[Call, Any], None],
+        check: Callable[[], None] | None = None,
+    ) -> None:
+        """Call `arrived(call, item)` with what `calls` of generator methods yield, as it comes, until all have ended.
+
+        Raises as `wait`, and what `check` raises, which is called now and then.
+        """
+        stream(calls, self.workers, what, timeout_s, arrived, check)
 
     def stop(self) -> None:
         """Kill every worker, give the bundles back, and end Ray when this run started it. Safe to call twice."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -11,13 +12,17 @@ from typing import Any
 import ray
 
 from hybrid.garbage import pause_gc
+from hybrid.telemetry.spans import Spans
+from hybrid.telemetry.timeline import ProcessTrace
 
 
 def as_process(cls: type):
-    """`cls` as a Ray actor class whose output goes to a file of the run, that has variables of its own and can say where it lives.
+    """`cls` as a Ray actor class whose output goes to a file of the run, that has variables of its own, can say where it lives and record
+    what it does.
 
-    The actor is not of class `cls` but holds one: Ray would import the module of `cls`, seconds of torch and DeepSpeed, before any line
-    of ours runs. Variables come before that import, so OpenMP and CUDA read them, and Ray need not start a process for each set of them.
+    `cls` may have `start_ops` and `stop_ops -> list[OpTrace]`, around which it records its operations. The actor is not of class `cls` but
+    holds one: Ray would import the module of `cls`, seconds of torch and DeepSpeed, before any line of ours runs. Variables come before
+    that import, so OpenMP and CUDA read them, and Ray need not start a process for each set of them.
     """
     module, name = cls.__module__, cls.__qualname__
 
@@ -26,6 +31,7 @@ def as_process(cls: type):
             _redirect_output(log_file)
             os.environ.update(env)
             pause_gc()
+            self.spans = Spans()
             self.inner = getattr(importlib.import_module(module), name)(*args, **kwargs)
 
         def where(self) -> dict[str, Any]:
@@ -39,19 +45,48 @@ def as_process(cls: type):
         def ping(self) -> None:
             """Answers when the process is alive and idle."""
 
+        def start_trace(self) -> None:
+            """Record from now on."""
+            _, self._trace_problem = _attempt(self.inner, "start_ops")
+            self.spans.start()
+
+        def stop_trace(self) -> ProcessTrace:
+            """What was recorded since `start_trace`; never raises."""
+            spans, (ops, problem) = self.spans.take(), (None, self._trace_problem)
+            if problem is None:
+                ops, problem = _attempt(self.inner, "stop_ops")
+            return ProcessTrace(os.getpid(), spans, ops or [], problem)
+
     for method in dir(cls):
-        if not method.startswith("_") and callable(getattr(cls, method)):
-            setattr(Process, method, _pass_on(method))
+        function = getattr(cls, method)
+        if not method.startswith("_") and callable(function):
+            setattr(Process, method, _pass_on(method, inspect.isgeneratorfunction(function)))
     Process.__name__ = Process.__qualname__ = cls.__name__
     return ray.remote(Process)
 
 
-def _pass_on(method: str) -> Callable:
-    def call(self, *args, **kwargs):
-        return getattr(self.inner, method)(*args, **kwargs)
+def _pass_on(method: str, streams: bool) -> Callable:
+    """Calls `method` of what the process holds, in a span; holds no function of its class, which would be imported with it."""
 
-    call.__name__ = call.__qualname__ = method
-    return call
+    def call(self, *args, **kwargs):
+        with self.spans.span(method):
+            return getattr(self.inner, method)(*args, **kwargs)
+
+    def items(self, *args, **kwargs):  # Ray streams what a generator yields, and looks at the function to know
+        with self.spans.span(method):
+            yield from getattr(self.inner, method)(*args, **kwargs)
+
+    passed = items if streams else call
+    passed.__name__ = passed.__qualname__ = method
+    return passed
+
+
+def _attempt(inner: Any, name: str) -> tuple[Any, str | None]:
+    """Result of a method that `inner` may lack, and what it raised."""
+    try:
+        return getattr(inner, name, lambda: None)(), None
+    except Exception as error:
+        return None, f"{type(error).__name__}: {error}"
 
 
 def _redirect_output(log_file: str) -> None:

@@ -16,10 +16,15 @@ from hybrid.telemetry.console import Console
 from hybrid.telemetry.gpu import GpuUtilization
 from hybrid.telemetry.metrics import MetricsWriter, metric_keys
 from hybrid.telemetry.samples import SamplesWriter
+from hybrid.telemetry.spans import Spans
 from hybrid.telemetry.summary import SummaryData, count_of, shown_path
+from hybrid.telemetry.timeline import FILE as TRACE
 from hybrid.telemetry.wandb import start_wandb
 
 Metrics = dict[str, float | None]
+
+OTHER_TIMES = ("time/step", "time/score_overlapped")
+"""Seconds that phases and transitions hold already."""
 
 
 class Reporter:
@@ -31,6 +36,8 @@ class Reporter:
         self.metrics = MetricsWriter(run_dir / "metrics.jsonl", metric_keys())
         self.samples = SamplesWriter(run_dir / "samples.jsonl", cfg.logging.samples_per_step)
         self.gpu = GpuUtilization()
+        self.spans = Spans()
+        """Of the driver, for the timeline."""
         self.wandb = None
         self._stack = ExitStack()
         self._started = time.monotonic()
@@ -112,6 +119,8 @@ class Reporter:
         if report is not None:
             self._summary.written["memory report"], text = report
             self.console.note(f"\n{text}")
+        if (self.run_dir / TRACE).is_file():
+            self._summary.written["timeline"] = self.run_dir / TRACE
         if exported is not None:
             self._summary.written["model"] = exported
         self._summary.next_commands = _next_commands(self.cfg, self.run_dir)
@@ -131,7 +140,7 @@ class Reporter:
 
     def _add_times(self, totals: Mapping[str, float | None]) -> None:
         for key, seconds in totals.items():
-            if key.startswith("time/") and key != "time/step" and seconds is not None:
+            if key.startswith("time/") and key not in OTHER_TIMES and seconds is not None:
                 name = key.removeprefix("time/")
                 self._summary.phase_seconds[name] = self._summary.phase_seconds.get(name, 0.0) + seconds
 

@@ -60,6 +60,7 @@ def engine_group(cfg: RunConfig, pool: Pool) -> EngineGroup:
         seed=cfg.train.seed,
         threads=cfg.cluster.threads_per_process,
         trust_remote_code=cfg.model.trust_remote_code,
+        trace_dir=str(pool.log_dir / "trace") if cfg.logging.profile else None,
     )
     return EngineGroup(
         pool, options, repeatable=cfg.rollout.repeatable, seed=cfg.train.seed, call_timeout_s=cfg.cluster.call_timeout_s
@@ -87,6 +88,7 @@ def make_scheduler(
         peaks=peaks,
         tidy=lambda: [group.call("tidy") for group in groups.values()],
         warn=report.warn,
+        span=report.spans.span,
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,12 +57,54 @@ class Call:
 
 def collect(calls: list[Call], workers: list[Worker], what: str, timeout_s: float) -> list[Any]:
     """Results of `calls` in order; see `Pool.wait` for what it raises. `what` names the wait in messages ("train_actor")."""
+    results = {}
+
+    def take(call: Call) -> bool:
+        results[call] = ray.get(call.ref)
+        return True
+
+    _watch(calls, workers, what, timeout_s, take)
+    return [results[call] for call in calls]
+
+
+def stream(
+    calls: list[Call],
+    workers: list[Worker],
+    what: str,
+    timeout_s: float,
+    arrived: Callable[[Call, Any], None],
+    check: Callable[[], None] | None,
+) -> None:
+    """Hand each item that `calls` of generators yield to `arrived`, until all have ended; see `Pool.stream`."""
+
+    def take(call: Call) -> bool:
+        try:
+            ref = next(call.ref)
+        except StopIteration:
+            return True
+        arrived(call, ray.get(ref))
+        return False
+
+    _watch(calls, workers, what, timeout_s, take, check)
+
+
+def _watch(
+    calls: list[Call],
+    workers: list[Worker],
+    what: str,
+    timeout_s: float,
+    take: Callable[[Call], bool],
+    check: Callable[[], None] | None = None,
+) -> None:
+    """`take` a call whenever it has something, until it says that this was all; `check` at least every PING_EVERY_S."""
     deadline = time.monotonic() + timeout_s
     waiting = {call.ref: call for call in calls}
     pings: dict[Any, Worker] = {}
     busy = {id(call.worker) for call in calls}
     next_ping = time.monotonic() + PING_EVERY_S
     while waiting:
+        if check is not None:
+            check()
         now = time.monotonic()
         if now >= deadline:
             raise DeadlineExceeded(_silence(list(waiting.values()), what, timeout_s))
@@ -74,13 +117,14 @@ def collect(calls: list[Call], workers: list[Worker], what: str, timeout_s: floa
         for ref in ready:
             worker = pings.pop(ref) if ref in pings else waiting[ref].worker
             try:
-                ray.get(ref)
+                if ref not in waiting:
+                    ray.get(ref)
+                elif take(waiting[ref]):
+                    waiting.pop(ref)
             except RayActorError as error:
                 raise WorkerDied(_death(worker, what, error)) from None
             except RayTaskError as error:
                 _raise_cause(error, worker, waiting[ref].method, what, workers)
-            waiting.pop(ref, None)
-    return ray.get([call.ref for call in calls])
 
 
 def kill_all(workers: list[Worker]) -> None:

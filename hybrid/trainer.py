@@ -16,6 +16,7 @@ from hybrid.config import RunConfig
 from hybrid.data.groups import Group
 from hybrid.data.samples import Sample
 from hybrid.experience import make_experience, update_batches
+from hybrid.profiling import profiled
 from hybrid.session import Session, open_session
 from hybrid.telemetry.updates import over_updates
 
@@ -56,10 +57,11 @@ def train(cfg: RunConfig, run_dir: Path) -> None:
         exported = None
         for step in range(1, cfg.train.steps + 1):
             progress.step = s.ledger.step = step
-            metrics, samples = train_step(s, progress)
-            if step == cfg.train.steps:
-                metrics |= phases.evaluate(s, progress)
-                exported = phases.export(s)
+            with profiled(s, step):
+                metrics, samples = train_step(s, progress)
+                if step == cfg.train.steps:
+                    metrics |= phases.evaluate(s, progress)
+                    exported = phases.export(s)
             s.report.step(step, metrics | s.take_step_totals(), samples)
             phases.guard_kl(s, metrics)
         s.report.finish(exported)

@@ -22,12 +22,17 @@ class Reward(Section):
     """
 
     function: Text | None = None
-    """`reasoning_gym` (the task's own scorer), `math_verify`, or `file.py:function`, called once per batch as
+    """`reasoning_gym` (the task's own scorer), `math_verify`, or `file.py:function`, called with a batch as
     `function(prompts, responses, labels, **columns) -> list[float]`, sync or async."""
+    batch: Literal["step", "group"] = "step"
+    """What functions of a file are called with. `step`: all responses of a rollout at once, after generation. `group`: as
+    prompts are done, while the engines go on with others; several calls a rollout, each with all samples of one or more
+    prompts, in no fixed order. Take it when a score depends on no other prompt's responses: the scores are the same then.
+    `reasoning_gym` and `math_verify` are always scored as with group."""
     model: Text | None = None
     """Folder or hub name of a transformers sequence-classification model with one output."""
     timeout_s: PositiveFloat = 60.0
-    """Seconds that the reward function may take for a batch."""
+    """Seconds that one call of a reward function may take."""
     batch_tokens: Positive = 16384
     """Tokens of a micro-batch of the reward model, per rank."""
     weight: Weight = 1.0

@@ -202,6 +202,15 @@ def schedules_end(cfg: RunConfig) -> Iterable[Finding]:
             )
 
 
+@rule("logging.profile", "train.steps")
+def profiled_step_is_one_of_the_run(cfg: RunConfig) -> Finding | None:
+    if cfg.logging.profile is not None and cfg.logging.profile > cfg.train.steps:
+        return (
+            f"logging.profile {cfg.logging.profile} is more than train.steps {cfg.train.steps}: that step never comes",
+            f"Name a step from 1 to {cfg.train.steps}, or set it to null.",
+        )
+
+
 # Rewards and data
 
 

@@ -249,5 +249,8 @@ class Logging(Section):
     """Log to Weights & Biases; offline unless WANDB_API_KEY is set."""
     wandb_project: Text = "hybrid"
     """Project that the run is logged to there."""
+    profile: Positive | None = None
+    """Step whose timeline is written to trace.json.gz in the run's folder, for ui.perfetto.dev: phases, moves, calls and
+    torch's operations of all processes. Recording slows that step. null: none."""
     progress: Literal["auto", "bar", "lines"] = "auto"
     """A progress bar or a line per step. `auto`: a bar on a terminal."""

@@ -80,6 +80,10 @@ class Ledger:
         apart = {} if arrival is None else {"arrival": [_known(peak) for peak in arrival]}
         self._write("phase", phase, seconds=seconds, peaks=[_known(peak) for peak in peaks], **apart)
 
+    def overlapped(self, seconds: float) -> None:
+        """Add `seconds` of scoring during generation to the step's metrics; they are part of no other time."""
+        self._add_seconds("score_overlapped", seconds)
+
     def counted(self, phase: str, role: str, parts: Mapping[str, int]) -> None:
         """Record what `role` counted at the height of training, bytes of the largest rank."""
         self._write("counted", phase, role=role, parts=dict(parts))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Literal
 
 from hybrid.errors import MemoryScheduleError, WorkerDied
@@ -43,7 +43,7 @@ class MemoryScheduler:
     `residency` says what is there in which phase; a phase that it does not name keeps what it needs, and one that needs nothing moves
     nothing. `residue_slack` in bytes. `peaks` asks all processes for their highest memory since they were last asked; called when a
     phase begins after a move, and when it ends. Before the latter, `tidy` lets them give back what the phase left in caches. `warn` is
-    told of residue that grows from step to step.
+    told of residue that grows from step to step. `span` is entered around every phase's work and every move, by name.
     """
 
     def __init__(
@@ -59,6 +59,7 @@ class MemoryScheduler:
         peaks: Callable[[], Sequence[RankPeak]] = tuple,
         tidy: Callable[[], object] = lambda: None,
         warn: Callable[[str], None] = print,
+        span: Callable[[str], AbstractContextManager[None]] = lambda name: nullcontext(),
     ):
         self.residency = residency
         self.ledger = ledger
@@ -69,6 +70,7 @@ class MemoryScheduler:
         self.peaks = peaks
         self.tidy = tidy
         self.warn = warn
+        self.span = span
         self.trend = ResidueTrend(residue_slack)
         self.phase = "init"
         self.resident: set[Key] = set()
@@ -122,7 +124,8 @@ class MemoryScheduler:
         with self._failing(phase):
             arrival = self.peaks() if self.resident != before else ()  # What just left is no peak of this phase.
             start = time.perf_counter()
-            yield
+            with self.span(phase):
+                yield
             seconds = time.perf_counter() - start
             self.tidy()
             self.ledger.phase(phase, seconds, self.peaks(), arrival)
@@ -194,7 +197,9 @@ class MemoryScheduler:
                 continue
             self.in_doubt |= mine
             call = self._movers[role].leave if kind == "leave" else self._movers[role].come
-            moved[role] = call(self._parts(mine), max(0.0, deadline - time.monotonic()))
+            parts = self._parts(mine)
+            with self.span(f"{kind} {role}/{'+'.join(parts)}"):
+                moved[role] = call(parts, max(0.0, deadline - time.monotonic()))
             self.in_doubt -= mine
             self.resident = self.resident - mine if kind == "leave" else self.resident | mine
             self.ledger.moves(kind, phase, role, moved[role])

@@ -39,10 +39,12 @@ class RewardFunction:
     Of a batch it is given, by name, what it has parameters for; everything where it has `**kwargs`.
     """
 
-    def __init__(self, function: Callable[..., Any], name: str, timeout_s: float):
+    def __init__(self, function: Callable[..., Any], name: str, timeout_s: float, by_group: bool = False):
+        """`by_group`: its scores of a prompt's samples do not depend on other prompts', so that a batch may be cut between prompts."""
         self.function = function
         self.name = name
         self.timeout_s = timeout_s
+        self.by_group = by_group
         self._parameters = inspect.signature(function).parameters.values()
         self._worker = _Worker()
 

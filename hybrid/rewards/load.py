@@ -22,10 +22,10 @@ def load_rewards(cfg: RunConfig) -> tuple[RewardFunction | None, RewardFunction 
 
     A held-out reasoning-gym set that the profile names no function for is scored by its task. Raises `RewardError`.
     """
-    function = absolute_function(cfg, cfg.reward.function)
+    function, by_group = absolute_function(cfg, cfg.reward.function), cfg.reward.batch == "group"
     reward = None
     if function:
-        reward = load_reward(function, cfg.reward.timeout_s, train_task(cfg), "reward.function")
+        reward = load_reward(function, cfg.reward.timeout_s, train_task(cfg), "reward.function", by_group)
     task = eval_task(cfg)
     if task is None and cfg.data.eval is None:
         return reward, None
@@ -41,14 +41,18 @@ def load_rewards(cfg: RunConfig) -> tuple[RewardFunction | None, RewardFunction 
 
 def load_extra_rewards(cfg: RunConfig) -> list[tuple[float, RewardFunction]]:
     """(weight, function) of `reward.extra`. Raises `RewardError`."""
+    timeout_s, task, by_group = cfg.reward.timeout_s, train_task(cfg), cfg.reward.batch == "group"
     return [
-        (weight, load_reward(absolute_function(cfg, spec), cfg.reward.timeout_s, train_task(cfg), "reward.extra"))
+        (weight, load_reward(absolute_function(cfg, spec), timeout_s, task, "reward.extra", by_group))
         for spec, weight in cfg.reward.extra.items()
     ]
 
 
-def load_reward(spec: str, timeout_s: float, task: Task | None = None, key: str = "reward.function") -> RewardFunction:
-    """`reasoning_gym` (the scorer of `task`), `math_verify`, or `file.py:function`; `key` is where the profile says so.
+def load_reward(
+    spec: str, timeout_s: float, task: Task | None = None, key: str = "reward.function", by_group: bool = False
+) -> RewardFunction:
+    """`reasoning_gym` (the scorer of `task`), `math_verify`, or `file.py:function`; `key` is where the profile says so. `by_group` is
+    about functions of a file: those that come with hybrid look at one sample at a time.
 
     Raises `RewardError` when there is no such function, or its file does not run.
     """
@@ -58,9 +62,9 @@ def load_reward(spec: str, timeout_s: float, task: Task | None = None, key: str 
                 f"{key}=reasoning_gym scores a reasoning_gym task, and the data is none. Set {key} to math_verify or "
                 "file.py:function."
             )
-        return RewardFunction(TaskScorer(task), spec, timeout_s)
+        return RewardFunction(TaskScorer(task), spec, timeout_s, by_group=True)
     if spec == "math_verify":
-        return RewardFunction(MathVerify(), spec, timeout_s)
+        return RewardFunction(MathVerify(), spec, timeout_s, by_group=True)
     file, _, name = spec.rpartition(":")
     if not file.endswith(".py"):
         raise RewardError(f"{key}={spec} is neither reasoning_gym, math_verify nor file.py:function.")
@@ -71,7 +75,7 @@ def load_reward(spec: str, timeout_s: float, task: Task | None = None, key: str 
         near = difflib.get_close_matches(name, names, n=1) or names
         hint = f"did you mean {' or '.join(near)}?" if near else "it defines none."
         raise RewardError(f"{key}: {file} defines no function {name}; {hint}")
-    reward = RewardFunction(function, spec, timeout_s)
+    reward = RewardFunction(function, spec, timeout_s, by_group)
     if not reward.accepts("responses"):
         raise RewardError(
             f"{key}: {spec} does not take responses. Write def {name}(prompts, responses, labels, **columns)."

@@ -20,6 +20,7 @@ from hybrid.memory.tenants import RankMoved, RankPeak
 from hybrid.memory.tiers import make_tier
 from hybrid.roles.packing import PackedBatch, Row, pack
 from hybrid.roles.zero import FrozenModel, TrainedModel, load_deepspeed
+from hybrid.telemetry.torch_trace import OpTrace, TorchRecorder
 
 
 class DistributedWorker:
@@ -52,6 +53,14 @@ class DistributedWorker:
         dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.world_size, timeout=self.timeout)
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
+
+    def start_ops(self) -> None:
+        """Record torch's operations of this process until `stop_ops`."""
+        self.recorder = TorchRecorder(self.device.type)
+
+    def stop_ops(self) -> list[OpTrace]:
+        """What was recorded."""
+        return [self.recorder.stop()]
 
 
 class ModelWorker(DistributedWorker):

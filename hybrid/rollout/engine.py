@@ -6,10 +6,9 @@ answers an illegal move with a log line and goes on, and generates from missing 
 
 from __future__ import annotations
 
-import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from hybrid.errors import RolloutError
@@ -19,8 +18,9 @@ from hybrid.rollout import vllm_setup
 from hybrid.rollout.checkpoint_names import check_bucket, check_complete, checkpoint_shapes
 from hybrid.rollout.requests import Completion, EngineOptions, GenerateRequest, SamplingOptions, tokens_held_at_most
 from hybrid.rollout.residency import MOVABLE, PARTS, check_come, check_leave
-
-MAX_SETTLING_STEPS = 16
+from hybrid.rollout.stepping import Finished, finished, settle
+from hybrid.rollout.traces import take_traces
+from hybrid.telemetry.torch_trace import OpTrace
 
 
 class Engine:
@@ -62,7 +62,20 @@ class Engine:
         required_version: int | None = None,
         seed: int | None = None,
     ) -> list[list[Completion]]:
-        """`sampling.n` completions of each request, one of a greedy one, in order, from one pass over all of them.
+        """`sampling.n` completions of each request, one of a greedy one, in order, from one pass over all of them; see `stream`."""
+        (portion,) = self.stream(requests, sampling, required_version, seed)
+        completions = dict(portion)
+        return [completions[i] for i in range(len(requests))]
+
+    def stream(
+        self,
+        requests: list[GenerateRequest],
+        sampling: SamplingOptions,
+        required_version: int | None = None,
+        seed: int | None = None,
+        early: bool = False,
+    ) -> Iterator[list[Finished]]:
+        """What `generate` returns, as (number of the request, its completions): with `early` whenever some are finished, else at the end.
 
         `seed` seeds the engine's own generator, for requests without a seed. Raises `RolloutError` when weights or KV cache are away, when
         the weights are not those of `required_version`, when a prompt and its response exceed `max_model_len`, or when weights are broken.
@@ -78,30 +91,24 @@ class Engine:
             self.llm.reset_prefix_cache()  # a cached prefix changes the shapes of the pass, and with them the last bits
         if seed is not None:
             self.llm.collective_rpc("hybrid_seed", args=(seed,))
-        outputs = self.llm.generate(
+        names = self.llm.enqueue(
             [{"prompt_token_ids": r.token_ids} for r in requests],
             [vllm_setup.sampling_params(sampling.greedy() if r.greedy else sampling, r.seed) for r in requests],
             use_tqdm=False,
         )
-        self._settle()
-        completions = [[self._completion(c) for c in output.outputs] for output in outputs]
-        lengths = [
-            len(r.token_ids) + len(c.token_ids) for r, group in zip(requests, completions, strict=True) for c in group
-        ]
+        lengths: list[int] = []
+        waiting: list[Finished] = []
+        for portion in finished(self.llm, names, self.weight_version):
+            lengths += [len(requests[i].token_ids) + len(c.token_ids) for i, group in portion for c in group]
+            if early:
+                yield portion
+            else:
+                waiting += portion
+        settle(self.llm)
         held = tokens_held_at_most(lengths, self.options.max_num_seqs)
         self._kv_cache_share = held / self.llm.llm_engine.vllm_config.cache_config.kv_cache_size_tokens
-        return completions
-
-    def _settle(self) -> None:
-        """Step until vLLM's workers know of the requests that finished last: it tells them with the next batch only, and until then takes
-        itself for busy and refuses to give up its KV cache.
-        """
-        core = self.llm.llm_engine.engine_core.engine_core
-        for _ in range(MAX_SETTLING_STEPS):
-            if not core.scheduler.has_requests() and not core.batch_queue:
-                return
-            self.llm.llm_engine.step()
-        raise RolloutError(f"vLLM still has requests {MAX_SETTLING_STEPS} steps after the last response.")
+        if not early:
+            yield waiting
 
     def _check_ready(self, required_version: int | None) -> None:
         if self.resident != set(PARTS):
@@ -117,19 +124,6 @@ class Engine:
                 f"The engine holds weights of version {self.weight_version}, but version {required_version} was asked for. "
                 "Sync the trainer's weights before generating."
             )
-
-    def _completion(self, output: Any) -> Completion:
-        if output.finish_reason not in ("stop", "length"):
-            raise RolloutError(
-                f"vLLM ended a response with `{output.finish_reason}` after {len(output.token_ids)} tokens."
-            )
-        ids = list(output.token_ids)
-        logprobs = [at[token].logprob for token, at in zip(ids, output.logprobs, strict=True)]
-        if not math.isfinite(sum(logprobs)):
-            raise RolloutError(
-                f"A log-prob is not finite: weights of version {self.weight_version} are broken, or the KV cache is."
-            )
-        return Completion(ids, logprobs, output.text, output.finish_reason, self.weight_version)
 
     def leave(self, parts: list[str]) -> list[dict[str, Any]]:
         """Take `parts` ("weights", "kv_cache") off the device without keeping their bytes. Returns a row per part, see `_moved`.
@@ -253,6 +247,15 @@ class Engine:
             shared = 0
         share, self._kv_cache_share = self._kv_cache_share, None
         return {"peak_bytes": peak, "held_bytes": held, "shared_bytes": shared, "kv_cache_share": share}
+
+    def start_ops(self) -> None:
+        """Record torch's operations of vLLM's workers until `stop_ops`."""
+        self.llm.start_profile(str(os.getpid()))
+
+    def stop_ops(self) -> list[OpTrace]:
+        """What was recorded, one of each worker. Raises `RolloutError` when vLLM recorded nothing."""
+        self.llm.stop_profile()
+        return take_traces(self.options.trace_dir, str(os.getpid()))
 
     def stop(self) -> None:
         """End vLLM and its worker processes."""

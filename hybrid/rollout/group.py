@@ -14,7 +14,7 @@ from hybrid.rollout.dispatch import assign, engine_seed, request_seed
 from hybrid.rollout.engine import Engine
 from hybrid.rollout.requests import Completion, EngineOptions, GenerateRequest, SamplingOptions
 from hybrid.rollout.residency import MOVABLE, PARTS
-from hybrid.supervision import Worker
+from hybrid.supervision import Call, Worker
 
 ROLE = "rollout"
 
@@ -66,33 +66,40 @@ class EngineGroup:
         version: int,
         round_: int = 0,
         with_greedy: bool = False,
+        arrived: Callable[[list[Sample]], None] | None = None,
+        check: Callable[[], None] | None = None,
     ) -> list[Sample]:
         """`sampling.n` samples of each prompt, group by group in the prompts' order, made by weights of `version`; `with_greedy` one
-        greedy answer more, the last of its group, from the same pass.
+        greedy answer more, the last of its group, from the same pass. `arrived` is called with each group as soon as it is whole, in no
+        fixed order; `check` now and then, and what it raises ends the wait.
 
         Which engine answers what and with which seeds depends on (run seed, step, `round_` within the step, prompt index) only. Raises
         what `Engine.generate` and `Pool.wait` raise.
         """
         shares = assign([len(p.token_ids) for p in prompts], len(self.engines), step)
         busy = [(engine, share) for engine, share in zip(self.engines, shares, strict=True) if share]
-        calls = []
+        calls: dict[Call, list[int]] = {}
         for engine, share in busy:
             requests = [self._request(prompts[i], step) for i in share]
             if with_greedy:
                 requests += [GenerateRequest(prompts[i].token_ids, greedy=True) for i in share]
             seed = None if self.repeatable else engine_seed(self.seed, step, engine.rank, round_)
-            calls.append(engine.submit("generate", requests, sampling, version, seed))
-        answers = self.pool.wait(calls, "generate", self.call_timeout_s)
-        groups: dict[int, list[Completion]] = {}
-        greedy: dict[int, list[Completion]] = {}
-        for (_, share), answer in zip(busy, answers, strict=True):
-            groups |= dict(zip(share, answer[: len(share)], strict=True))
-            greedy |= dict(zip(share, answer[len(share) :]))
-        samples = []
-        for i, prompt in enumerate(prompts):
-            samples += [_sample(prompt, i, completion) for completion in groups[i]]
-            samples += [replace(_sample(prompt, i, completion), greedy=True) for completion in greedy.get(i, [])]
-        return samples
+            calls[engine.submit("stream", requests, sampling, version, seed, arrived is not None)] = share
+        answers: list[dict[bool, list[Sample]]] = [{} for _ in prompts]
+        groups: dict[int, list[Sample]] = {}
+
+        def take(call: Call, finished: list[tuple[int, list[Completion]]]) -> None:
+            share = calls[call]
+            for number, completions in finished:
+                i, greedy = share[number % len(share)], number >= len(share)
+                answers[i][greedy] = [_sample(prompts[i], i, c, greedy) for c in completions]
+                if len(answers[i]) == 1 + with_greedy:
+                    groups[i] = [*answers[i][False], *answers[i].get(True, [])]
+                    if arrived is not None:
+                        arrived(groups[i])
+
+        self.pool.stream(list(calls), "generate", self.call_timeout_s, take, check)
+        return [sample for i in range(len(prompts)) for sample in groups[i]]
 
     def _request(self, prompt: Prompt, step: int) -> GenerateRequest:
         return GenerateRequest(
@@ -154,8 +161,8 @@ class EngineGroup:
         return self.pool.wait([engine.submit(method, *args) for engine in self.engines], what, timeout_s)
 
 
-def _sample(prompt: Prompt, group: int, c: Completion) -> Sample:
-    return Sample(prompt, group, c.token_ids, c.logprobs, c.text, c.truncated, c.weight_version)
+def _sample(prompt: Prompt, group: int, c: Completion, greedy: bool) -> Sample:
+    return Sample(prompt, group, c.token_ids, c.logprobs, c.text, c.truncated, c.weight_version, greedy=greedy)
 
 
 def _mean_difference(completions: list[Completion], scored: list[list[float]]) -> float:

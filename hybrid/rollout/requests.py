@@ -34,6 +34,8 @@ class EngineOptions:
     gpu_ids: tuple[str, ...] | None = None
     """The engine's GPUs on its node; used on CUDA when it spans several, else Ray has set the one."""
     trust_remote_code: bool = False
+    trace_dir: str | None = None
+    """Folder through which vLLM hands over torch's record of a step; None where none will be asked for."""
 
 
 @dataclass(frozen=True)

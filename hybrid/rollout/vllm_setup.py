@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hybrid.rollout.requests import BLOCK_TOKENS, EngineOptions, SamplingOptions
 
@@ -66,8 +66,21 @@ def build(options: EngineOptions) -> LLM:
         logprobs_mode="processed_logprobs",
         weight_transfer_config={"backend": BACKEND[options.device]},
         worker_extension_cls="hybrid.rollout.worker_extension.WorkerExtension",
+        profiler_config=_profiler(options),
         **platform,
     )
+
+
+def _profiler(options: EngineOptions) -> dict[str, Any] | None:
+    """`LLM.start_profile` works only where the engine was built with this; until then it costs nothing."""
+    if options.trace_dir is None:
+        return None
+    return {
+        "profiler": "torch",
+        "torch_profiler_dir": options.trace_dir,
+        "torch_profiler_with_stack": False,
+        "torch_profiler_dump_cuda_time_total": False,
+    }
 
 
 def sampling_params(options: SamplingOptions, seed: int | None) -> SamplingParams:

@@ -55,6 +55,7 @@ METRICS = {
     "time/step": "seconds of the whole step",
     "time/first_token": "seconds from the start of the command to the first generated token; in the first line only",
     "time/transitions": "seconds in which memory moved between phases",
+    "time/score_overlapped": "seconds of scoring during generation, beside time/score; null where no reward can start that early",
     "train/skipped_steps": "optimizer steps skipped so far because a gradient was not finite",
     "eval/accuracy": "share of held-out problems answered right, greedy; at step 1 it was measured before training",
     "eval/reward": "mean score on the held-out problems",

@@ -24,9 +24,17 @@ GRPO = {
 PROFILES = Path(__file__).resolve().parents[2] / "profiles"
 
 REWARD = '''
+import time
+
+
 def even(prompts, responses, labels, **columns):
     """Share of characters with an even code: dense, so that groups differ."""
     return [sum(ord(c) % 2 == 0 for c in r) / max(1, len(r)) for r in responses]
+
+
+def slow(prompts, responses, labels, **columns):
+    time.sleep(0.05)
+    return even(prompts, responses, labels)
 '''
 
 

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from hybrid.errors import DeadlineExceeded
+from hybrid.errors import DeadlineExceeded, RewardError
 from hybrid.pool import open_pool
 
 
@@ -19,6 +19,12 @@ class Sleeper:
 
     def waits_for_godot(self):
         time.sleep(60)
+
+    def counts(self, numbers, then_waits=False):
+        for number in range(numbers):  # noqa: UP028  Ray sends values into it, which a range does not take
+            yield number
+        if then_waits:
+            self.waits_for_godot()
 
 
 @pytest.fixture
@@ -40,6 +46,36 @@ def test_a_missed_barrier_names_the_rank_and_dumps_its_stack(pool):
     assert "actor rank 1 on node" in message and "actor rank 0 on node" not in message
     assert "waits_for_godot" in message or "SYS_PTRACE" in message
     assert "memory.barrier_timeout_s" in message
+
+
+def test_what_a_generator_yields_is_there_before_it_ends(pool):
+    workers = [pool.spawn(Sleeper, role="actor", rank=b.rank, bundle=b) for b in pool.bundles]
+    came = []
+
+    def arrived(call, item):
+        came.append((call.worker.rank, item))
+
+    pool.stream([w.submit("counts", 3) for w in workers], "warm-up", 60, arrived)
+    assert sorted(came) == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]
+    came.clear()
+    with pytest.raises(DeadlineExceeded, match="actor rank 1 on node"):
+        pool.stream([w.submit("counts", 2, w.rank == 1) for w in workers], "generate", 3, arrived)
+    assert sorted(came) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+
+
+def test_a_wait_ends_when_what_runs_beside_it_fails(pool):
+    """Scoring that fails must not wait for the engines."""
+    (worker, _) = [pool.spawn(Sleeper, role="actor", rank=b.rank, bundle=b) for b in pool.bundles]
+    came = []
+
+    def check():
+        if came:
+            raise RewardError("no judge")
+
+    started = time.monotonic()
+    with pytest.raises(RewardError, match="no judge"):
+        pool.stream([worker.submit("counts", 1, True)], "generate", 60, lambda call, item: came.append(item), check)
+    assert time.monotonic() - started < 30
 
 
 def test_a_command_run_beside_a_pool_keeps_its_exit_status(pool):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -18,29 +20,69 @@ from tests.integration.runs import profile, run
 EXACT = ("reward/mean", "loss/policy", "grad_norm/actor", "kl/sampler", "response/length_mean")
 
 
+ALL_SAMPLES = "logging.samples_per_step=16"
+
+
 @pytest.fixture(scope="module")
 def swapped(tmp_path_factory):
-    """A recorded run in which everything moves."""
+    """A recorded run in which everything moves, its second step on a timeline. Engines answer one prompt after another."""
     folder = tmp_path_factory.mktemp("runs")
-    path = profile(folder, make_tiny_llama(folder / "model"))
-    return (
-        folder,
-        path,
-        run(path, folder / "swapped", "memory.policy=swap_all", f"rollout.record={folder / 'rollouts.jsonl'}"),
-    )
+    path = profile(folder, make_tiny_llama(folder / "model"), rollout={"max_num_seqs": 4})
+    moves = "memory.policy=swap_all", "logging.profile=2", ALL_SAMPLES, f"rollout.record={folder / 'rollouts.jsonl'}"
+    return folder, path, run(path, folder / "swapped", *moves)
+
+
+@pytest.fixture(scope="module")
+def resident(swapped):
+    """The same with nothing moving, and scored by a slow reward while the engines go on."""
+    folder, path, _ = swapped
+    early = "reward.function=reward.py:slow", "reward.batch=group"
+    return run(path, folder / "resident", "memory.policy=resident", "logging.profile=2", ALL_SAMPLES, *early)
 
 
 def weights(folder):
     return load_file(folder / "model" / "model.safetensors")
 
 
-def test_a_resident_run_is_bit_identical(swapped):
-    folder, path, lines = swapped
-    resident = run(path, folder / "resident", "memory.policy=resident")
+@dataclass(frozen=True)
+class Timeline:
+    titles: dict[int, str]
+    events: list[dict]
+
+    def spans(self, lane: str, name: str) -> list[tuple[float, float]]:
+        """Start and end in milliseconds, of what is called `name` or begins with it in lanes that begin with `lane`."""
+        found = [e for e in self.events if self.titles[e["pid"]].startswith(lane) and e["name"].startswith(name)]
+        return [(e["ts"] / 1000, (e["ts"] + e["dur"]) / 1000) for e in found]
+
+
+def timeline(run_dir) -> Timeline:
+    trace = json.loads(gzip.decompress((run_dir / "trace.json.gz").read_bytes()))["traceEvents"]
+    titles = {e["pid"]: e["args"]["name"] for e in trace if e["name"] == "process_name"}
+    return Timeline(titles, [e for e in trace if e["ph"] == "X"])
+
+
+def within(inner: tuple[float, float], outer: tuple[float, float], slack_ms: float = 5) -> bool:
+    return outer[0] - slack_ms <= inner[0] < inner[1] <= outer[1] + slack_ms
+
+
+def test_neither_moving_memory_nor_scoring_early_changes_a_bit(swapped, resident):
+    folder, _, lines = swapped
     assert [{k: line[k] for k in EXACT} for line in resident] == [{k: line[k] for k in EXACT} for line in lines]
     ours, theirs = weights(folder / "swapped"), weights(folder / "resident")
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    late, early = ((folder / name / "samples.jsonl").read_text().splitlines() for name in ("swapped", "resident"))
+    assert len(late) == 3 * 16 and early == late
+
+
+def test_scoring_starts_while_engines_still_generate(swapped, resident):
+    folder, _, lines = swapped
+    assert all(line["time/score_overlapped"] is None for line in lines)
+    assert all(0 < line["time/score_overlapped"] < line["time/generate"] for line in resident)
+    times = timeline(folder / "resident")
+    scored, generated = times.spans("driver", "score "), times.spans("engine", "stream")
+    assert min(scored)[0] < max(end for _, end in generated)
+    assert len(scored) > 1 and sum(end - start for start, end in scored) >= 50 * len(scored)
 
 
 def test_replaying_the_recording_takes_the_same_steps(swapped):
@@ -65,6 +107,26 @@ def test_every_line_has_every_metric(swapped):
     assert last["sampler/logprob_diff_max"] < 1e-2
     assert last["memory/counted/actor.optimizer"] > last["memory/counted/actor.weights"] > 0
     assert last["time/transitions"] > 0
+
+
+def test_the_timeline_has_all_processes_on_one_clock(swapped):
+    folder, _, lines = swapped
+    times = timeline(folder / "swapped")
+    lanes = sorted(title.split(" (pid")[0] for title in times.titles.values())
+    assert lanes == ["actor 0", "actor 1", "driver", "engine 0", "engine 1"]
+    (step,) = times.spans("driver", "step 2")
+    assert step[1] - step[0] == pytest.approx(1000 * lines[1]["time/step"], rel=0.05)
+    pairs = [("train_actor", "actor", "train"), ("sync", "actor", "send_weights"), ("sync", "engine", "update_weights")]
+    for phase, role, call in [*pairs, ("generate", "engine", "stream")]:
+        (outer,) = times.spans("driver", phase)
+        assert within(outer, step), phase
+        for rank in (0, 1):
+            calls = times.spans(f"{role} {rank}", call)
+            assert calls and all(within(each, outer) for each in calls), (phase, role, call)
+    assert times.spans("driver", "come actor/weights+gradients+optimizer") and times.spans("actor 1", "come")
+    for lane, call, operation in (("actor", "train", "aten::mm"), ("engine", "stream", "execute_context")):
+        (outer,) = times.spans(f"{lane} 1", call)
+        assert any(within(each, outer) for each in times.spans(f"{lane} 1", operation)), "torch's own clock"
 
 
 def test_training_changed_the_weights_that_generate(swapped):

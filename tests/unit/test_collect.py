@@ -14,6 +14,7 @@ from hybrid.config import RunConfig, resolve
 from hybrid.data.groups import by_prompt, number, prompts_to_draw, teaches
 from hybrid.data.prompts import PromptSource
 from hybrid.data.samples import Prompt, Sample
+from hybrid.telemetry.spans import Spans
 
 
 def sample(group: int, score: float, greedy: bool = False) -> Sample:
@@ -54,13 +55,17 @@ class Engines:
     def __init__(self, teaching):
         self.teaching, self.rounds = teaching, []
 
-    def generate(self, prompts, sampling, *, step, version, round_, with_greedy):
+    def generate(self, prompts, sampling, *, step, version, round_, with_greedy, arrived, check):
         self.rounds.append((step, round_, len(prompts)))
-        return [
+        samples = [
             Sample(p, i, [5], [-1.0], "1" if j and self.teaching(p.index) else "0", False, version)
             for i, p in enumerate(prompts)
             for j in range(sampling.n)
         ]
+        for group in reversed(by_prompt(samples)) if arrived else []:
+            check()
+            arrived(group)
+        return samples
 
 
 def session(teaching, prompts=4, rounds=5, **algorithm):
@@ -89,7 +94,8 @@ def session(teaching, prompts=4, rounds=5, **algorithm):
         phase=lambda name: nullcontext(),
         engine_version=0,
         actor=None,
-        report=SimpleNamespace(warn=warnings.append),
+        report=SimpleNamespace(warn=warnings.append, spans=Spans()),
+        ledger=SimpleNamespace(overlapped=lambda seconds: None),
         warnings=warnings,
     )
 
@@ -98,6 +104,9 @@ class Reward:
     """The score is the response, read as a number."""
 
     name, timeout_s = "reads", 1.0
+
+    def __init__(self, by_group=True):
+        self.by_group = by_group
 
     def missing(self, batch):
         return []
@@ -117,6 +126,18 @@ def test_without_dynamic_sampling_a_step_is_one_round_whatever_it_scores():
     assert places(rollout.samples) == [0, 1, 2, 3]
     assert rollout.metrics["rollout/equal_share"] == 0.5
     assert rollout.metrics["tokens/generated"] == 8
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_scores_made_during_generation_change_nothing(dynamic):
+    def scored(by_group: bool):
+        s, progress = session(lambda i: i % 2 == 0, dynamic_sampling=dynamic), Progress()
+        s.reward, s.extra_rewards = Reward(by_group), [(0.5, Reward(not by_group))]
+        return collect(s, progress)
+
+    early, late = scored(True), scored(False)
+    assert early.samples == late.samples and early.metrics == late.metrics
+    assert {sample.score for sample in early.samples} == {0.0, 1.5}
 
 
 def test_equal_prompts_are_replaced_and_what_is_over_serves_the_next_step():

@@ -54,6 +54,7 @@ from tests.unit.config_profile import PROFILE, refusal
         (["cluster.device=cuda", "model.attention=flash_attention_2", "model.dtype=float32"], "model.dtype float32"),
         (["memory.tier=pinned"], "memory.tier pinned"),
         (["rollout.min_new_tokens=17"], "min_new_tokens 17"),
+        (["logging.profile=99"], "logging.profile 99 is more than train.steps"),
         (["rollout.record=b.jsonl", "rollout.replay=../profiles/p.yaml"], "both given"),
         (["rollout.replay=none.jsonl"], "none.jsonl does not exist"),
         (["model.path=models/torn"], "config.json is not JSON"),
