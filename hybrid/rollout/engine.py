@@ -63,8 +63,8 @@ class Engine:
         seed: int | None = None,
     ) -> list[list[Completion]]:
         """`sampling.n` completions of each request, one of a greedy one, in order, from one pass over all of them; see `stream`."""
-        (portion,) = self.stream(requests, sampling, required_version, seed)
-        completions = dict(portion)
+        portions = self.stream(requests, sampling, required_version, seed)
+        completions = dict(pair for portion in portions for pair in portion)
         return [completions[i] for i in range(len(requests))]
 
     def stream(
@@ -73,9 +73,8 @@ class Engine:
         sampling: SamplingOptions,
         required_version: int | None = None,
         seed: int | None = None,
-        early: bool = False,
     ) -> Iterator[list[Finished]]:
-        """What `generate` returns, as (number of the request, its completions): with `early` whenever some are finished, else at the end.
+        """What `generate` returns, as (number of the request, its completions), whenever some are finished.
 
         `seed` seeds the engine's own generator, for requests without a seed. Raises `RolloutError` when weights or KV cache are away, when
         the weights are not those of `required_version`, when a prompt and its response exceed `max_model_len`, or when weights are broken.
@@ -97,18 +96,12 @@ class Engine:
             use_tqdm=False,
         )
         lengths: list[int] = []
-        waiting: list[Finished] = []
         for portion in finished(self.llm, names, self.weight_version):
             lengths += [len(requests[i].token_ids) + len(c.token_ids) for i, group in portion for c in group]
-            if early:
-                yield portion
-            else:
-                waiting += portion
+            yield portion
         settle(self.llm)
         held = tokens_held_at_most(lengths, self.options.max_num_seqs)
         self._kv_cache_share = held / self.llm.llm_engine.vllm_config.cache_config.kv_cache_size_tokens
-        if not early:
-            yield waiting
 
     def _check_ready(self, required_version: int | None) -> None:
         if self.resident != set(PARTS):

@@ -84,7 +84,8 @@ class EngineGroup:
             if with_greedy:
                 requests += [GenerateRequest(prompts[i].token_ids, greedy=True) for i in share]
             seed = None if self.repeatable else engine_seed(self.seed, step, engine.rank, round_)
-            calls[engine.submit("stream", requests, sampling, version, seed, arrived is not None)] = share
+            method = "generate" if arrived is None else "stream"
+            calls[engine.submit(method, requests, sampling, version, seed)] = share
         answers: list[dict[bool, list[Sample]]] = [{} for _ in prompts]
         groups: dict[int, list[Sample]] = {}
 
@@ -98,7 +99,12 @@ class EngineGroup:
                     if arrived is not None:
                         arrived(groups[i])
 
-        self.pool.stream(list(calls), "generate", self.call_timeout_s, take, check)
+        if arrived is None:
+            per_engine = self.pool.wait(list(calls), "generate", self.call_timeout_s)
+            for call, answer in zip(calls, per_engine, strict=True):
+                take(call, list(enumerate(answer)))
+        else:
+            self.pool.stream(list(calls), "generate", self.call_timeout_s, take, check)
         return [sample for i in range(len(prompts)) for sample in groups[i]]
 
     def _request(self, prompt: Prompt, step: int) -> GenerateRequest:
