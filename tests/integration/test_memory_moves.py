@@ -60,7 +60,9 @@ def test_what_leaves_is_gone_and_nothing_grows(session):
         s.engine_version = None  # send the weights each time, whether they changed or not
         phases.sync(s, progress)
         with s.phase("generate"):
-            s.engines.generate(s.prompts.take(4), phases.sampling_options(s.cfg), step=cycle, version=progress.weight_version)
+            s.engines.generate(
+                s.prompts.take(4), phases.sampling_options(s.cfg), step=cycle, version=progress.weight_version
+            )
         sizes.append(pss(s.run_dir))
     for name in sizes[0]:
         grown = sizes[-1][name] / sizes[SETTLED - 1][name] - 1

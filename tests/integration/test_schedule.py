@@ -62,8 +62,8 @@ def runs(tmp_path_factory):
     return made
 
 
-def peak_of(path: Path, policy: str) -> int:
-    cfg = resolve(load_run(path, [f"memory.policy={policy}"]))
+def peak_of(path: Path, policy: str, *overrides: str) -> int:
+    cfg = resolve(load_run(path, [f"memory.policy={policy}", *overrides]))
     plan = make_plan(cfg, *predictor(cfg))
     return max(peak(plan.prediction, plan.residency, phase)[0] for pair in plan.walk for phase in pair)
 
@@ -144,12 +144,18 @@ def test_a_run_that_does_not_fit_is_refused_before_gpus_are_asked_for(runs):
 
 
 def test_doing_what_is_suggested_makes_it_run(runs):
-    limit = f"memory.device_bytes={peak_of(runs.path, 'swap_all') - 48 * 2**20}"
-    given = [limit, "train.micro_batch_tokens=2048", "train.steps=1"]
+    large = [
+        "train.prompts_per_step=64",
+        "train.prompts_per_update=64",
+        "train.micro_batch_tokens=4096",
+        "train.steps=1",
+    ]
+    limit = peak_of(runs.path, "swap_all", *large) - 64 * 2**20
+    given = [f"memory.device_bytes={limit}", *large]
     with pytest.raises(ConfigError, match="does not fit") as refusal:
         run(runs.path, runs.folder / "too-large", *given)
     advice = next(word for word in str(refusal.value).split() if word.startswith("train.micro_batch_tokens="))
     with Watch(runs.folder / "suggested") as watch:
         lines = run(runs.path, runs.folder / "suggested", *given, advice)
     assert len(lines) == 1
-    assert watch.highest <= int(limit.split("=")[1]) * (1 + WORKING)
+    assert watch.highest <= limit * (1 + WORKING)
