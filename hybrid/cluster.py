@@ -47,7 +47,7 @@ def running_ray(*, address: str | None, gpus: int, device: str, dashboard: bool)
 
 def start_ray(*, address: str | None, gpus: int, device: str, dashboard: bool) -> bool:
     """Join the cluster at `address`, or start one here with `gpus` GPUs, logical ones on "cpu". True when this process started it, False
-    too when Ray runs in it already. Raises `PlacementError` when no cluster answers at `address`."""
+    too when Ray runs in it already. Raises `PlacementError` when no cluster answers at `address`, or none starts here."""
     os.environ.update(NODE_ENV)
     if ray.is_initialized():
         return False
@@ -86,12 +86,18 @@ def _init_ray(address: str | None, gpus: int, device: str, dashboard: bool) -> b
                 "on the first node, or leave cluster.address unset to start Ray on this machine."
             ) from error
         return False
-    ray.init(
-        address="local",  # or Ray would join any cluster that it finds running on this machine
-        num_cpus=max(os.cpu_count() or 1, gpus),
-        num_gpus=gpus if device == "cpu" else None,
-        include_dashboard=dashboard,
-        object_store_memory=OBJECT_STORE_BYTES,
-        **COMMON,
-    )
+    try:
+        ray.init(
+            address="local",  # or Ray would join any cluster that it finds running on this machine
+            num_cpus=max(os.cpu_count() or 1, gpus),
+            num_gpus=gpus if device == "cpu" else None,
+            include_dashboard=dashboard,
+            object_store_memory=OBJECT_STORE_BYTES,
+            **COMMON,
+        )
+    except Exception as error:  # Ray has no class for it
+        raise PlacementError(
+            f"Ray did not start on this machine: {str(error) or type(error).__name__}\nIt gives itself 30 seconds: look whether other work keeps "
+            "all cores busy, then start again."
+        ) from error
     return True
