@@ -97,7 +97,7 @@ def _init_ray(address: str | None, gpus: int, device: str, dashboard: bool) -> b
         )
     except Exception as error:  # Ray has no class for it
         raise PlacementError(
-            f"Ray did not start on this machine: {str(error) or type(error).__name__}\nIt gives itself 30 seconds: look whether other work keeps "
-            "all cores busy, then start again."
+            f"Ray did not start on this machine: {str(error) or type(error).__name__}\nIt gives itself 30 seconds: look whether other work "
+            "keeps all cores busy, then start again."
         ) from error
     return True
