@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import ray
@@ -57,8 +57,13 @@ def start_ray(*, address: str | None, gpus: int, device: str, dashboard: bool) -
 
 def within(seconds: float, end: Callable[[], Any]) -> None:
     """Call `end`, and wait no longer than `seconds`: a signal to the whole process group ends Ray before us, and calls to it then wait for
-    a minute. Its workers end with it."""
-    ending = threading.Thread(target=end, name="stop", daemon=True)
+    a minute, or fail. Its workers end with it."""
+
+    def attempt() -> None:
+        with suppress(Exception):
+            end()
+
+    ending = threading.Thread(target=attempt, name="stop", daemon=True)
     ending.start()
     ending.join(seconds)
 
