@@ -10,6 +10,7 @@ from rich.console import Console
 
 from hybrid.config import load_run, resolve
 from hybrid.config.resolve import GPU_SHARE
+from hybrid.errors import ConfigError
 from hybrid.planning.calibration import calibrate
 from hybrid.planning.known_gpus import find_gpu
 from hybrid.planning.machine import plan_here
@@ -34,6 +35,10 @@ def plan_command(
     `calibrate` raises."""
     # Overrides last: what is suggested can be added to the command as it was given.
     cfg = resolve(load_run(profile, [*machine_overrides(gpu, nodes, gpus_per_node), *overrides]))
+    if gpu is not None and cfg.model.dtype == "bfloat16" and not find_gpu(gpu).has_bf16:
+        raise ConfigError(
+            f"--gpu {gpu}: it has no bf16. Add model.dtype=float32, or take a GPU of compute capability 8.0 or more."
+        )
     if calibrate_first:
         calibrate(cfg)
     plan, found = plan_here(cfg, gpu)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from hybrid.memory.residency import Residency
 from hybrid.memory.tenants import NEEDS, START_ORDER, Key
-from hybrid.planning.prediction import Prediction, TenantSize
+from hybrid.planning.prediction import LOADING, Prediction, TenantSize
 from hybrid.planning.walk import Walk
 
 
@@ -67,15 +67,20 @@ def moments(prediction: Prediction, phases: Iterable[str]) -> list[Moment]:
     for role in START_ORDER:
         own = frozenset(key for key in everything if key[0] == role)
         if own:
-            found.append(Moment("init", own, earlier, f"loading the {role}"))
+            found.append(Moment("init", own, earlier, f"{LOADING}{role}"))
         earlier |= own
     return found
 
 
-def base_bytes(prediction: Prediction, phase: str) -> int:
-    """Bytes on the device in `phase` besides tenants: overhead, and the phase's working set."""
-    working = max((use.working_bytes for use in prediction.phases if use.phase == phase), default=0)
-    return sum(prediction.overhead.values()) + working
+def working_parts(prediction: Prediction, moment: Moment) -> dict[str, int]:
+    """The working set at `moment`, in bytes by name; of what loading takes, that of the role which loads."""
+    parts = next((use.parts for use in prediction.phases if use.phase == moment.phase), {})
+    return {name: size for name, size in parts.items() if not name.startswith(LOADING) or name == moment.what}
+
+
+def base_bytes(prediction: Prediction, moment: Moment) -> int:
+    """Bytes on the device at `moment` besides tenants: overhead and working set."""
+    return sum(prediction.overhead.values()) + sum(working_parts(prediction, moment).values())
 
 
 def device_bytes(prediction: Prediction, keys: Iterable[Key]) -> int:
@@ -85,9 +90,8 @@ def device_bytes(prediction: Prediction, keys: Iterable[Key]) -> int:
 
 def peak(prediction: Prediction, residency: Residency, phase: str) -> tuple[int, Moment]:
     """Highest bytes of `phase`, and the moment that has them."""
-    base = base_bytes(prediction, phase)
     sizes = [
-        (base + device_bytes(prediction, m.keys(residency)), m)
+        (base_bytes(prediction, m) + device_bytes(prediction, m.keys(residency)), m)
         for m in moments(prediction, [phase])
         if m.phase == phase
     ]

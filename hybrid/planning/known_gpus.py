@@ -25,13 +25,15 @@ class Gpu:
     nbytes: int
     pcie_bytes_per_s: float
     nvlink_bytes_per_s: float
+    has_bf16: bool = True
 
 
 @cache
 def known_gpus() -> dict[str, Gpu]:
     rows = yaml.safe_load((Path(__file__).parent / "gpus.yaml").read_text())
     return {
-        name: Gpu(name, row["memory_mib"] * 2**20, row["pcie"] * 1e9, row["nvlink"] * 1e9) for name, row in rows.items()
+        name: Gpu(name, row["memory_mib"] * 2**20, row["pcie"] * 1e9, row["nvlink"] * 1e9, row.get("bf16", True))
+        for name, row in rows.items()
     }
 
 

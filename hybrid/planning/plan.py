@@ -100,12 +100,15 @@ def _shortages(plan: Plan) -> list[Shortage]:
         if size > plan.limits.device_bytes:
             found.append(Shortage(moment.what, size - plan.limits.device_bytes, "GPU"))
     room = plan.limits.tier_bytes
-    if found or room is None or tier_bytes(plan.prediction, plan.residency) <= room:
+    if room is None or tier_bytes(plan.prediction, plan.residency) <= room:
         return found
     least = tier_bytes(plan.prediction, plan.residency)
-    if plan.cfg.memory.policy == "auto":
+    if plan.cfg.memory.policy == "auto" and not found:
         least = least_tier_bytes(plan.prediction, plan.walk, plan.limits) or least
-    return [Shortage("host memory" if plan.cfg.memory.tier == "pinned" else "the swap disk", least - room, "node")]
+    return [
+        *found,
+        Shortage("host memory" if plan.cfg.memory.tier == "pinned" else "the swap disk", least - room, "node"),
+    ]
 
 
 def _order(plan: Plan) -> Callable[[str], int]:

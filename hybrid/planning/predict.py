@@ -19,7 +19,7 @@ from hybrid.planning.machine_use import host_use, overhead
 from hybrid.planning.micro_batch import Workload, workload
 from hybrid.planning.model_state import frozen_bytes, partition, trained_state
 from hybrid.planning.passes import packed_pass, padded_pass
-from hybrid.planning.prediction import KVCache, PhaseUse, Prediction, TenantSize
+from hybrid.planning.prediction import LOADING, KVCache, PhaseUse, Prediction, TenantSize
 from hybrid.planning.shapes import ModelShapes, read_config, shapes
 from hybrid.planning.training import Parts, forward_parts, gathered_bytes, train_parts
 from hybrid.planning.working_set import Trace
@@ -62,6 +62,8 @@ def predict(cfg: RunConfig, machine: MachineFacts) -> Prediction:
 
 
 def _rounded(use: PhaseUse, share: float) -> PhaseUse:
+    if use.phase == "init":
+        return PhaseUse(use.phase, {name: int((1 + share) * size) for name, size in use.parts.items()})
     extra = int(share * use.working_bytes)
     return PhaseUse(use.phase, use.parts | {"allocator rounding": extra}) if extra else use
 
@@ -240,10 +242,9 @@ class _Run:
     def loading(self) -> Parts:
         """Beside the tenants of the role that loads: DeepSpeed flattens the weights while it has the loaded ones; a partitioned model
         is never whole, but for the parameter that is read."""
-        sizes = []
-        for role in self.cfg.roles:
-            model, stage = self.model(role), self.stage(role)
-            trained = role in ("actor", "critic")
-            one = max(model.sizes) * self.element
-            sizes.append(one if stage == 3 else model.elements * self.element if trained and stage else one)
-        return {"loading": max(sizes)}
+        parts = {}
+        for role in [*self.cfg.roles, *(["rollout"] if self.cfg.uses_engines else [])]:
+            model = self.model("actor" if role == "rollout" else role)
+            flattened = role in ("actor", "critic") and self.stage(role) in (1, 2)
+            parts[f"{LOADING}{role}"] = (model.elements if flattened else max(model.sizes)) * self.element
+        return parts

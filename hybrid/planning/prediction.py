@@ -31,10 +31,14 @@ class TenantSize:
         return (self.role, self.part)
 
 
+LOADING = "loading the "
+
+
 @dataclass(frozen=True)
 class PhaseUse:
     """What a phase allocates besides tenants, on one GPU, while it works; `parts` says what the sum is made of, in bytes by name, e.g.
-    {"activations": ..., "logits": ..., "gathered parameters": ...}. Parts are taken at the moment of the phase's peak, so they add up."""
+    {"activations": ..., "logits": ..., "gathered parameters": ...}. Parts are taken at the moment of the phase's peak, so they add up; but
+    roles load one after another, so of init's parts "loading the <role>" there is one at a time."""
 
     phase: str
     parts: dict[str, int] = field(default_factory=dict)

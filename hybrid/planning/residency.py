@@ -120,7 +120,7 @@ class _Program:
         unit = capacity // UNITS + 1
         for moment in moments(self.prediction, self.phases):
             there = moment.present | (moment.choosable & self.fixed)
-            base = base_bytes(self.prediction, moment.phase) + device_bytes(self.prediction, there)
+            base = base_bytes(self.prediction, moment) + device_bytes(self.prediction, there)
             chosen = [(i, t) for i, t in enumerate(self.tenants) if t.key in moment.choosable]
             row = {self.x(i, moment.phase): float(-(-t.device_bytes // unit)) for i, t in chosen}
             self.rows.append((row, capacity // unit + -base // unit))

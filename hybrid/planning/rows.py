@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from hybrid.planning.footprint import Move, moves, peak, tier_bytes
+from hybrid.planning.footprint import Move, moves, peak, tier_bytes, working_parts
 from hybrid.planning.plan import Plan
 
 
@@ -48,11 +48,12 @@ def phase_rows(plan: Plan) -> list[PhaseRow]:
         there = moment.keys(plan.residency)
         tenants = {"/".join(t.key): t.device_bytes for t in plan.prediction.tenants if t.key in there}
         overhead = dict(plan.prediction.overhead)
-        parts = tenants | use.parts
+        working = working_parts(plan.prediction, moment) if use.phase == at else dict(use.parts)
+        parts = tenants | working
         largest = max(parts, key=parts.__getitem__, default="overhead")
         cause = largest if moment.what == use.phase or at != use.phase else f"{moment.what}: {largest}"
         rows.append(
-            PhaseRow(use.phase, tenants, dict(use.parts), overhead, sum(parts.values()) + sum(overhead.values()), cause)
+            PhaseRow(use.phase, tenants, working, overhead, sum(parts.values()) + sum(overhead.values()), cause)
         )
     return rows
 

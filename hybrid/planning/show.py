@@ -70,9 +70,20 @@ def suggestion_lines(plan: Plan, found: list[Suggestion]) -> list[str]:
     else:
         lines = ["Single changes that make it fit, each planned again:"]
     for each in found:
-        cost = f"{each.plan.seconds_per_step:.2f} s of movement per step"
-        lines.append(f"  {' '.join(each.overrides)}  ({cost})")
+        lines.append(f"  {' '.join(each.overrides)}  ({'; '.join(_costs(plan, each.plan))})")
     return lines
+
+
+def _costs(before: Plan, after: Plan) -> list[str]:
+    """What a plan that fits takes, and what it gives up against one that does not."""
+    costs = [f"{after.seconds_per_step:.2f} s of movement per step"]
+    was, places = optimizer_places(before), optimizer_places(after)
+    costs += [
+        f"the CPU steps the {role}" for role, place in places.items() if place == "cpu" and was.get(role) != "cpu"
+    ]
+    if (kv := after.prediction.kv_cache) is not None and kv.sequences < before.prediction.kv_cache.sequences:
+        costs.append(f"KV cache for {kv.sequences} whole sequences")
+    return costs
 
 
 def _phases(plan: Plan, console: Console) -> list[Table]:

@@ -40,8 +40,8 @@ def suggestions(plan: Plan, predict: Predict, speeds: Speeds) -> list[Suggestion
         made = choose(cfg, predict, speeds)
         return Suggestion(tuple(f"{key}={_text(value)}" for key, value in values.items()), made) if made.fits else None
 
-    found = [next(filter(None, map(attempt, ladder)), None) for ladder in _ladders(plan)]
-    found += [_smallest_change(*numbers, attempt) for numbers in _numbers(plan)]
+    found = [_smallest_change(*numbers, attempt) for numbers in _numbers(plan)]
+    found += [next(filter(None, map(attempt, ladder)), None) for ladder in _ladders(plan)]
     return [each for each in found if each is not None] or _together(plan, attempt)
 
 
@@ -144,7 +144,8 @@ def _numbers(plan: Plan) -> Iterator[tuple[str, int, int, int]]:
     """(key, present value, least value, step) of the numbers that a run can do with less of."""
     cfg = plan.cfg
     longest = cfg.max_sequence_tokens
-    yield "train.micro_batch_tokens", cfg.train.micro_batch_tokens, longest, 256
+    step = max(longest, cfg.samples_per_step * longest // cfg.world_size)  # a rank never has more
+    yield "train.micro_batch_tokens", min(cfg.train.micro_batch_tokens, step), longest, 256
     if cfg.uses_reward_model:
         yield "reward.batch_tokens", cfg.reward.batch_tokens, longest, 256
     if cfg.uses_engines:

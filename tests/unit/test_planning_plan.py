@@ -176,7 +176,7 @@ def test_forced_policies_are_planned_as_forced(config):
     tight = "memory.device_bytes=700MiB"
     resident = choose(config(tight, "memory.policy=resident", "rollout.kv_cache=300MiB"), predict, SPEEDS)
     assert resident.shortages[0].nbytes > 0
-    assert suggestions(resident, predict, SPEEDS)[0].overrides == ("memory.policy=auto",)
+    assert ("memory.policy=auto",) in [each.overrides for each in suggestions(resident, predict, SPEEDS)]
     everything = choose(config(tight, "memory.policy=swap_all", "rollout.kv_cache=300MiB"), predict, SPEEDS)
     auto = choose(config(tight, "rollout.kv_cache=300MiB"), predict, SPEEDS)
     assert everything.fits and auto.fits

@@ -241,3 +241,7 @@ def test_the_slow_tier_is_timed_where_a_run_would_put_it(model, monkeypatch, tmp
     monkeypatch.setattr(calibration, "PROBE_BYTES", 2**20)
     for memory in ({}, {"swap_dir": str(tmp_path / "none" / "yet")}):
         assert all(speed > 0 for speed in calibration.tier_speed(config(model, memory=memory)))
+
+
+def test_gpus_without_bf16_are_known():
+    assert [name for name, gpu in known_gpus().items() if not gpu.has_bf16] == ["T4", "V100-16GB", "V100-32GB"]
