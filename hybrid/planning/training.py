@@ -36,16 +36,20 @@ def forward_parts(trace: Trace, gathered: int, prefetch: int) -> Parts:
 
 def gathered_bytes(model: ModelShapes, stage: int, element_bytes: int) -> tuple[int, int]:
     """(gathered parameters, buffers gathered ahead) of ZeRO-3 in a pass without gradients, in bytes; (0, 0) at other stages. The first
-    module, the embedding, is gathered alone; of the flat buffers of what follows two are on their way at a time."""
+    module, the embedding, is gathered alone; of the flat buffers of what follows one or two are on their way at a time, as it happens:
+    the middle is taken."""
     if stage < 3:
         return 0, 0
     live = min(model.elements, LIVE_ELEMENTS + PREFETCH_ELEMENTS)
-    return live * element_bytes, min(model.elements - model.sizes[0], 2 * PREFETCH_ELEMENTS) * element_bytes
+    one, two = (min(model.elements - model.sizes[0], buffers * PREFETCH_ELEMENTS) for buffers in (1, 2))
+    return live * element_bytes, (one + two) // 2 * element_bytes
 
 
 def train_parts(trace: Trace, model: ModelShapes, p: Partition, element_bytes: int, micro_batches: int) -> Parts:
     """One optimizer step over `micro_batches` passes, besides the role's tenants."""
-    gathered, _ = gathered_bytes(model, p.stage, element_bytes)
+    gathered, ahead = gathered_bytes(model, p.stage, element_bytes)
+    # Half-way through the layers buffers are on their way as in a pass without gradients; of what is kept for backward half is there.
+    half_way = {"activations": trace.held // 2, "gathered parameters": gathered + ahead} if p.stage == 3 else {}
     # The last buffer gathered ahead lives until the head takes its parameter from it.
     prefetch = (model.elements - model.sizes[0]) % PREFETCH_ELEMENTS * element_bytes if p.stage == 3 else 0
     moments = []
@@ -56,7 +60,7 @@ def train_parts(trace: Trace, model: ModelShapes, p: Partition, element_bytes: i
         moments.append(_moment(trace, name, extra, gathered, prefetch))
     if p.stage == 2 and p.whole > p.bucket:
         moments.append(_first_reduction(trace, p, element_bytes, micro_batches))
-    return peak([*moments, *_without_activations(p, element_bytes, micro_batches)])
+    return peak([half_way, *moments, *_without_activations(p, element_bytes, micro_batches)])
 
 
 def _moment(trace: Trace, name: str, extra: Parts, gathered: int, prefetch: int) -> Parts:
