@@ -117,7 +117,7 @@ def test_the_timeline_has_all_processes_on_one_clock(swapped):
     (step,) = times.spans("driver", "step 2")
     assert step[1] - step[0] == pytest.approx(1000 * lines[1]["time/step"], rel=0.05)
     pairs = [("train_actor", "actor", "train"), ("sync", "actor", "send_weights"), ("sync", "engine", "update_weights")]
-    for phase, role, call in [*pairs, ("generate", "engine", "stream")]:
+    for phase, role, call in [*pairs, ("generate", "engine", "generate")]:
         (outer,) = times.spans("driver", phase)
         assert within(outer, step), phase
         for rank in (0, 1):
