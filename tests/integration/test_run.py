@@ -124,7 +124,7 @@ def test_the_timeline_has_all_processes_on_one_clock(swapped):
             calls = times.spans(f"{role} {rank}", call)
             assert calls and all(within(each, outer) for each in calls), (phase, role, call)
     assert times.spans("driver", "come actor/weights+gradients+optimizer") and times.spans("actor 1", "come")
-    for lane, call, operation in (("actor", "train", "aten::mm"), ("engine", "stream", "execute_context")):
+    for lane, call, operation in (("actor", "train", "aten::mm"), ("engine", "generate", "execute_context")):
         (outer,) = times.spans(f"{lane} 1", call)
         assert any(within(each, outer) for each in times.spans(f"{lane} 1", operation)), "torch's own clock"
 
