@@ -52,15 +52,15 @@ def _together(plan: Plan, attempt: Callable[[Values], Suggestion | None]) -> lis
         if find_violations(changed(plan.cfg, _merged([*taken, values])), frozenset()):
             continue
         taken.append(values)
-        if attempt(_merged(taken)):
+        if found := attempt(_merged(taken)):
             break
     else:
         return []
     for values in taken[-2::-1]:
         fewer = [each for each in taken if each is not values]
-        if attempt(_merged(fewer)):
-            taken = fewer
-    return [replace(attempt(_merged(taken)), together=len(taken) > 1)]
+        if enough := attempt(_merged(fewer)):
+            taken, found = fewer, enough
+    return [replace(found, together=len(taken) > 1)]
 
 
 def _strongest(plan: Plan) -> Iterator[Values]:
