@@ -156,7 +156,7 @@ class _Run:
         """On CUDA the engine has taken what it needs when it started."""
         if not self.on_cpu or not self.cfg.uses_engines:
             return {}
-        at_a_time = min(self.cfg.rollout.max_num_seqs, -(-sequences // self.cfg.rollout.engines))
+        at_a_time = self.cfg.sequences_at_once(sequences)
         tokens = at_a_time * self.cfg.max_sequence_tokens
         return sampling_bytes(self.engine_config(), self.tp, self.element, at_a_time, tokens)
 
@@ -186,7 +186,7 @@ class _Run:
         roles = [role for role in ("actor", "reference", "critic") if role in self.cfg.roles]
         per_role = []
         for role in roles:
-            gathered = gathered_bytes(self.model(role), self.stage(role), self.element)
+            gathered = gathered_bytes(self.model(role), self.stage(role), self.element, self.cfg.cluster.device)
             per_role.append(forward_parts(self._pass(role, work, backward=False), *gathered))
         if self.on_cpu:
             return max(per_role, key=lambda parts: sum(parts.values()))
@@ -198,7 +198,8 @@ class _Run:
         work = workload(self.cfg, self.cfg.train.prompts_per_update)
         model = self.model(role)
         cut = partition(model, self.cfg.world_size, section.zero_stage, section.weight_decay > 0)
-        return train_parts(self._pass(role, work, backward=True), model, cut, self.element, work.micro_batches)
+        traced, device = self._pass(role, work, backward=True), self.cfg.cluster.device
+        return train_parts(traced, model, cut, self.element, work.micro_batches, device)
 
     def _pass(self, role: str, work: Workload, backward: bool) -> Trace:
         checkpointing = self.cfg.model.gradient_checkpointing and role in ("actor", "critic")

@@ -9,11 +9,10 @@ from __future__ import annotations
 from hybrid.planning.model_state import MASTER_BYTES, Partition
 from hybrid.planning.shapes import ModelShapes
 from hybrid.planning.working_set import BEFORE_GRADIENTS, Trace
+from hybrid.roles.zero import PREFETCH_ELEMENTS
 
 LIVE_ELEMENTS = 1_000_000_000
 """ZeRO-3 keeps gathered parameters that are used again within so many elements (`stage3_max_live_parameters`, `_max_reuse_distance`)."""
-PREFETCH_ELEMENTS = 50_000_000
-"""ZeRO-3 gathers so many elements ahead of use, into a flat buffer (`stage3_prefetch_bucket_size`)."""
 SUB_GROUP_ELEMENTS = 1_000_000_000
 """ZeRO-3 steps so many elements of a rank at a time (`sub_group_size`)."""
 ALL_REDUCE_ELEMENTS = 500_000_000
@@ -34,24 +33,31 @@ def forward_parts(trace: Trace, gathered: int, prefetch: int) -> Parts:
     return peak([_moment(trace, name, {}, gathered, prefetch) for name in trace.highest])
 
 
-def gathered_bytes(model: ModelShapes, stage: int, element_bytes: int) -> tuple[int, int]:
-    """(gathered parameters, buffers gathered ahead) of ZeRO-3 in a pass without gradients, in bytes; (0, 0) at other stages. The first
-    module, the embedding, is gathered alone; of the flat buffers of what follows one or two are on their way at a time, as it happens:
-    the middle is taken."""
+def gathered_bytes(model: ModelShapes, stage: int, element_bytes: int, device: str) -> tuple[int, int]:
+    """(gathered parameters, flat buffers on their way) of ZeRO-3 in a pass without gradients, in bytes; (0, 0) at other stages.
+
+    Without prefetching a module's parameters are on their way when it is reached. With it, the first module, the embedding, is gathered
+    alone; of the buffers of what follows one or two are on their way at a time, as it happens: the middle is taken."""
     if stage < 3:
         return 0, 0
-    live = min(model.elements, LIVE_ELEMENTS + PREFETCH_ELEMENTS)
-    one, two = (min(model.elements - model.sizes[0], buffers * PREFETCH_ELEMENTS) for buffers in (1, 2))
+    prefetch = PREFETCH_ELEMENTS[device]
+    live = min(model.elements, LIVE_ELEMENTS + prefetch)
+    if not prefetch:
+        return live * element_bytes, max(model.sizes[1:]) * element_bytes
+    one, two = (min(model.elements - model.sizes[0], buffers * prefetch) for buffers in (1, 2))
     return live * element_bytes, (one + two) // 2 * element_bytes
 
 
-def train_parts(trace: Trace, model: ModelShapes, p: Partition, element_bytes: int, micro_batches: int) -> Parts:
+def train_parts(
+    trace: Trace, model: ModelShapes, p: Partition, element_bytes: int, micro_batches: int, device: str
+) -> Parts:
     """One optimizer step over `micro_batches` passes, besides the role's tenants."""
-    gathered, ahead = gathered_bytes(model, p.stage, element_bytes)
+    gathered, ahead = gathered_bytes(model, p.stage, element_bytes, device)
     # Half-way through the layers buffers are on their way as in a pass without gradients; of what is kept for backward half is there.
     half_way = {"activations": trace.held // 2, "gathered parameters": gathered + ahead} if p.stage == 3 else {}
     # The last buffer gathered ahead lives until the head takes its parameter from it.
-    prefetch = (model.elements - model.sizes[0]) % PREFETCH_ELEMENTS * element_bytes if p.stage == 3 else 0
+    size = PREFETCH_ELEMENTS[device]
+    prefetch = (model.elements - model.sizes[0]) % size * element_bytes if size and p.stage == 3 else 0
     moments = []
     for name in trace.highest:
         grows = p.stage < 2 and micro_batches == 1

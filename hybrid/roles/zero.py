@@ -26,6 +26,8 @@ LARGEST_BUCKET = 50_000_000
 954 MiB per role."""
 BUCKET_MULTIPLE = 1024
 """DeepSpeed wants buckets aligned."""
+PREFETCH_ELEMENTS = {"cuda": 50_000_000, "cpu": 0}
+"""Elements that ZeRO-3 gathers ahead of their use. On CPU nothing overlaps with it: buffers on their way would only take memory."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,7 @@ def deepspeed_config(
             "contiguous_gradients": True,
             "reduce_bucket_size": bucket_elements,
             "allgather_bucket_size": bucket_elements,
+            "stage3_prefetch_bucket_size": PREFETCH_ELEMENTS["cuda" if torch.cuda.is_available() else "cpu"],
             **(offload if optimizer_on_cpu else {}),
         },
         "zero_allow_untested_optimizer": True,
