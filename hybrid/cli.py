@@ -30,7 +30,7 @@ PLAN_EXAMPLES = """[bold]Examples[/bold]
 
   hybrid plan profiles/quickstart.yaml
 
-  hybrid plan profiles/1x8_7b_grpo.yaml --gpu H100-80GB
+  hybrid plan profiles/1x8_7b_grpo.yaml --gpu H100-SXM
 
   hybrid plan profiles/1x8_7b_grpo.yaml actor.zero_stage=3 --gpu A100-40GB --nodes 2 --gpus-per-node 8 --json
 """
@@ -117,7 +117,7 @@ def plan(
             metavar="[SECTION.KEY=VALUE]...", help="Laid over the profile. Values are YAML.", show_default=False
         ),
     ] = None,
-    gpu: Annotated[str | None, typer.Option(help="Plan for this GPU: a name (H100-80GB) or its bytes (80GiB).")] = None,
+    gpu: Annotated[str | None, typer.Option(help="Plan for this GPU: a name (H100-SXM) or its bytes (80GiB).")] = None,
     nodes: Annotated[int | None, typer.Option(help="Plan for this many nodes.")] = None,
     gpus_per_node: Annotated[int | None, typer.Option(help="Plan for this many GPUs on each node.")] = None,
     calibrate: Annotated[
@@ -182,6 +182,9 @@ def _errors_for_people() -> Iterator[None]:
             signal.signal(name, interrupt)
     try:
         yield
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes at its end
+        raise typer.Exit(128 + signal.SIGPIPE) from None
     except HybridError as error:
         typer.secho(f"error: {error}", fg=typer.colors.RED if sys.stderr.isatty() else None, err=True)
         raise typer.Exit(2 if isinstance(error, ConfigError) else 1) from error

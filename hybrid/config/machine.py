@@ -35,6 +35,17 @@ def gpu_bytes() -> int | None:
         return None
 
 
+def gpu_has_bf16() -> bool:
+    """Whether the first GPU computes in bf16 (compute capability 8.0 or more); True where NVML does not answer."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        return pynvml.nvmlDeviceGetCudaComputeCapability(pynvml.nvmlDeviceGetHandleByIndex(0))[0] >= 8
+    except Exception:  # as above
+        return True
+
+
 def cpu_has_bf16() -> bool:
     """Whether the CPU multiplies bf16 natively; without, bf16 is slower than fp32."""
     flags = Path("/proc/cpuinfo").read_text().split()

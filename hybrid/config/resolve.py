@@ -55,6 +55,8 @@ def resolve(cfg: RunConfig, run_dir: Path | None = None) -> RunConfig:
     cfg = _update(cfg, train={"prompts_per_update": cfg.train.prompts_per_update or cfg.train.prompts_per_step})
     cfg = _update(cfg, train={"micro_batch_tokens": _micro_batch_tokens(cfg)})
     cfg = _update(cfg, rollout=_rollout(cfg))
+    if cfg.rollout.kv_cache == "auto":
+        cfg = _update(cfg, rollout={"kv_cache": _kv_cache(cfg)})
     if cfg.algorithm.correction != "none" and cfg.distribution_is_cut:
         notes.append(
             f"algorithm.correction={cfg.algorithm.correction} is biased here: rollout.top_p, top_k or min_p cut the distribution, and "
@@ -103,9 +105,9 @@ def _model(cfg: RunConfig, notes: list[str]) -> dict[str, Any]:
     dtype = cfg.model.dtype
     if dtype == "auto":
         dtype = "bfloat16"
-        if on_cpu and not machine.cpu_has_bf16():
+        if not (machine.cpu_has_bf16() if on_cpu else machine.gpu_has_bf16()):
             dtype = "float32"
-            notes.append("This CPU has no bf16 instructions: model.dtype is float32, twice the memory.")
+            notes.append(f"This {'CPU' if on_cpu else 'GPU'} has no bf16: model.dtype is float32, twice the memory.")
     attention = cfg.model.attention
     if attention == "auto":
         attention = "flash_attention_2" if not on_cpu and machine.has_flash_attention() else "sdpa"
@@ -178,22 +180,19 @@ def _rollout(cfg: RunConfig) -> dict[str, Any]:
     if engines == "auto":
         engines = max(1, cfg.world_size // rollout.tensor_parallel_size)
     bucket = rollout.weight_bucket
-    kv_cache = rollout.kv_cache if rollout.kv_cache != "auto" else _kv_cache(cfg, engines)
     return {
         "engines": engines,
         "repeatable": on_cpu if rollout.repeatable == "auto" else rollout.repeatable,
         "enforce_eager": on_cpu if rollout.enforce_eager == "auto" else rollout.enforce_eager,
         "weight_bucket": (256 * 2**20 if on_cpu else 2 * 2**30) if bucket == "auto" else bucket,
-        "kv_cache": kv_cache,
         "replay": str(resolve_path(cfg, rollout.replay)) if rollout.replay else None,
         "record": str(Path(rollout.record).expanduser().absolute()) if rollout.record else None,
     }
 
 
-def _kv_cache(cfg: RunConfig, engines: int) -> int | str:
+def _kv_cache(cfg: RunConfig) -> int | str:
     """Bytes per GPU for the sequences that an engine has at a time, in MiB steps; see KV_SHARE where that is not known."""
-    sequences = min(cfg.rollout.max_num_seqs, max(-(-cfg.samples_per_step // engines), cfg.data.eval_size))
-    most = kv_bytes(cfg, sequences)
+    most = kv_bytes(cfg, cfg.sequences_at_once(max(cfg.samples_per_step, cfg.data.eval_size)))
     if most is None and cfg.memory.device_bytes != "auto":
         most = int(KV_SHARE * cfg.memory.device_bytes)
     return "auto" if most is None else max(1, -(-most // 2**20)) * 2**20

@@ -137,6 +137,10 @@ class RunConfig(Section):
         """Whether the sampler's log-probs are those of fewer tokens than the trainer's."""
         return self.rollout.top_p < 1 or self.rollout.top_k > 0 or self.rollout.min_p > 0
 
+    def sequences_at_once(self, sequences: int) -> int:
+        """Of `sequences` to generate, those that an engine has at a time. Resolved configs only."""
+        return min(self.rollout.max_num_seqs, -(-sequences // self.rollout.engines))
+
     @property
     def max_sequence_tokens(self) -> int:
         """Tokens of the longest sequence, prompt and response."""

@@ -131,10 +131,17 @@ def _known(peak: RankPeak) -> dict[str, Any]:
 
 def read_ledger(path: str | Path) -> list[dict[str, Any]]:
     """Rows of a finished, running or crashed run, oldest first; lines that a crash cut are left out."""
-    rows = []
-    for line in Path(path).read_text(errors="replace").splitlines():
-        try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            continue
-    return rows
+    return [row for row in read_lines(path) if row is not None]
+
+
+def read_lines(path: str | Path) -> list[dict[str, Any] | None]:
+    """As `read_ledger`, with None for every line that is no row."""
+    return [_row(line) for line in Path(path).read_text(errors="replace").splitlines()]
+
+
+def _row(line: str) -> dict[str, Any] | None:
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError:
+        return None
+    return row if isinstance(row, dict) else None

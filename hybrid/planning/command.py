@@ -8,14 +8,14 @@ from pathlib import Path
 
 from rich.console import Console
 
-from hybrid.config import load_run, resolve
+from hybrid.config import RunConfig, load_run, resolve
 from hybrid.config.resolve import GPU_SHARE
 from hybrid.errors import ConfigError
 from hybrid.planning.calibration import calibrate
 from hybrid.planning.known_gpus import find_gpu
 from hybrid.planning.machine import plan_here
 from hybrid.planning.rows import as_json
-from hybrid.planning.show import show, suggestion_lines
+from hybrid.planning.show import NO_BREAK, human, show, suggestion_lines
 
 WIDTH = 160
 """Columns of the tables where the output is no terminal."""
@@ -47,12 +47,25 @@ def plan_command(
         print(json.dumps(as_json(plan) | {"suggestions": ways}, indent=2))
     else:
         console = Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False, soft_wrap=False)
-        show(plan, console)
-        for line in [] if plan.fits else suggestion_lines(plan, found):
-            console.print(line, markup=False)
-        for note in plan.cfg.notes:
-            console.print(f"note: {note}", markup=False)
+        with console.capture() as shown:
+            show(plan, console)
+            for line in [] if plan.fits else suggestion_lines(plan, found):
+                console.print(line, markup=False)
+            for note in [*plan.cfg.notes, *_reserve(gpu, plan.cfg)]:
+                console.print(f"note: {note}", markup=False)
+        print(shown.get().replace(NO_BREAK, " "), end="")  # it kept numbers and units together; searches do not find it
     return 0 if plan.fits else 2
+
+
+def _reserve(gpu: str | None, cfg: RunConfig) -> list[str]:
+    """Why the GPU that was named has less memory in the plan than on its data sheet."""
+    named = gpu and find_gpu(gpu)
+    if not named or cfg.memory.device_bytes != int(GPU_SHARE * named.nbytes):
+        return []
+    return [
+        f"of the {human(named.nbytes)} of {named.name} a plan fills at most {GPU_SHARE:.0%}, as predictions have errors; "
+        "memory.device_bytes sets another bound."
+    ]
 
 
 def machine_overrides(gpu: str | None, nodes: int | None = None, gpus_per_node: int | None = None) -> list[str]:

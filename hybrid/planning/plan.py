@@ -61,7 +61,7 @@ def make_plan(cfg: RunConfig, predict: Predict, speeds: Speeds) -> Plan:
     """The plan of exactly this resolved config. Raises `ConfigError` when the size of its GPUs is not known."""
     if cfg.memory.device_bytes == "auto":
         raise ConfigError(
-            "memory.device_bytes is auto and no GPU is here to ask. Give --gpu (a name such as H100-80GB, or bytes), or set "
+            "memory.device_bytes is auto and no GPU is here to ask. Give --gpu (a name such as H100-SXM, or bytes), or set "
             "memory.device_bytes."
         )
     prediction = with_host_optimizers(predict(cfg), cfg)

@@ -70,7 +70,7 @@ def _rounded(use: PhaseUse, share: float) -> PhaseUse:
 
 def _on_heap(use: PhaseUse) -> PhaseUse:
     gathered = use.parts.get("gathered parameters")
-    free = int(CPU_HEAP_SHARE * use.working_bytes) + CPU_HEAP + (gathered + CPU_HEAP if gathered else 0)
+    free = use.working_bytes + 2 * gathered if gathered else int(CPU_HEAP_SHARE * use.working_bytes) + CPU_HEAP
     return PhaseUse(use.phase, use.parts | {"free in the heap": free})
 
 

@@ -51,7 +51,8 @@ def phase_rows(plan: Plan) -> list[PhaseRow]:
         working = working_parts(plan.prediction, moment) if use.phase == at else dict(use.parts)
         parts = tenants | working
         largest = max(parts, key=parts.__getitem__, default="overhead")
-        cause = largest if moment.what == use.phase or at != use.phase else f"{moment.what}: {largest}"
+        alone = moment.what in (use.phase, largest) or at != use.phase
+        cause = largest if alone else f"{moment.what}: {largest}"
         rows.append(
             PhaseRow(use.phase, tenants, working, overhead, sum(parts.values()) + sum(overhead.values()), cause)
         )

@@ -9,7 +9,15 @@ from rich.text import Text
 from hybrid.planning.footprint import Move, tier_bytes
 from hybrid.planning.plan import Plan
 from hybrid.planning.prediction import KVCache
-from hybrid.planning.rows import PhaseRow, host_rows, never_moving, optimizer_places, phase_rows, transition_rows
+from hybrid.planning.rows import (
+    PhaseRow,
+    TransitionRow,
+    host_rows,
+    never_moving,
+    optimizer_places,
+    phase_rows,
+    transition_rows,
+)
 from hybrid.planning.suggest import Suggestion
 
 NO_BREAK = "\u00a0"
@@ -35,9 +43,11 @@ def show(plan: Plan, console: Console) -> None:
     )
     for table in _phases(plan, console):
         console.print(table)
-    console.print(_transitions(plan))
-    if still := [f"{row.previous} to {row.phase}" for row in transition_rows(plan) if not row.moves]:
-        console.print(f"nothing moves from {', '.join(still)}")
+    rows = transition_rows(plan)
+    if moving := [row for row in rows if row.moves]:
+        console.print(_transitions(plan, moving))
+    if still := [f"{row.previous} to {row.phase}" for row in rows if not row.moves]:
+        console.print(f"nothing moves from {', '.join(still)}" if moving else "Nothing moves between phases.")
     console.print(_host(plan))
     for line in _choices(plan):
         console.print(line)
@@ -118,7 +128,7 @@ def _phase_table(plan: Plan, rows: list[PhaseRow]) -> Table:
     return table
 
 
-def _transitions(plan: Plan) -> Table:
+def _transitions(plan: Plan, rows: list[TransitionRow]) -> Table:
     table = Table(title="Transitions: what moves, and on each GPU what is copied", title_justify="left")
     table.add_column("from, to")
     table.add_column("per step", no_wrap=True)
@@ -126,7 +136,7 @@ def _transitions(plan: Plan) -> Table:
     for name in ("bytes", "seconds"):
         table.add_column(name, justify="right", no_wrap=True)
     sizes = {t.key: t.device_bytes for t in plan.prediction.tenants}
-    for row in filter(lambda row: row.moves, transition_rows(plan)):
+    for row in rows:
         times = f"{row.times:.0f} x" if row.times >= 1 else "once"
         moves = "\n".join(_move(move) for move in row.moves if sizes[move.key]) or "-"
         way = f"{row.previous}\n{row.phase}"
@@ -171,7 +181,7 @@ def _choices(plan: Plan) -> list[str]:
 
 def _sequences(plan: Plan, kv: KVCache) -> str:
     length = plan.cfg.max_sequence_tokens
-    at_once = min(plan.cfg.rollout.max_num_seqs, -(-plan.cfg.samples_per_step // plan.cfg.rollout.engines))
+    at_once = plan.cfg.sequences_at_once(plan.cfg.samples_per_step)
     if kv.sequences >= at_once:
         return f"all {at_once} sequences that it takes at once fit at their full {length:,} tokens"
     return f"{kv.sequences} of the {at_once} sequences that it takes at once fit at their full {length:,} tokens"

@@ -31,7 +31,7 @@ class Advice:
 
 
 def advise(summary: Summary) -> tuple[Advice, ...]:
-    """All advice that the numbers support, the most urgent first."""
+    """All advice that the numbers support, the most urgent first; of what would change the same setting only that."""
     rules: tuple[Callable[[Summary], Advice | None], ...] = (
         nearly_full,
         plan_too_low,
@@ -42,7 +42,14 @@ def advise(summary: Summary) -> tuple[Advice, ...]:
         slow_tier,
         room_for_micro_batches,
     )
-    return tuple(found for found in (rule(summary) for rule in rules) if found is not None)
+    taken: set[str] = set()
+    kept = []
+    for found in filter(None, (rule(summary) for rule in rules)):
+        keys = {setting.partition("=")[0] for setting in (found.override or "").split()}
+        if not keys & taken:
+            kept.append(found)
+            taken |= keys
+    return tuple(kept)
 
 
 def nearly_full(s: Summary) -> Advice | None:
@@ -128,11 +135,10 @@ def kv_cache_unused(s: Summary) -> Advice | None:
     text = f"The KV cache was at most {s.kv_cache_share:.0%} used"
     train, tokens, full = _phase(s, "train_actor"), s.settings.micro_batch_tokens, s.fullest
     if train is not None and "rollout/kv_cache" in train.tenants and tokens and train.working:
-        larger = int(tokens * (1 + spare / train.working)) // 256 * 256
-        text += (
-            f": give {human_bytes(spare)} of its {human_bytes(size)} to the micro-batch, which shares the GPU with it."
-        )
-        return Advice(text, f"rollout.kv_cache={_mib(wanted)} train.micro_batch_tokens={max(tokens, larger)}")
+        larger = _useful_tokens(s, int(tokens * (1 + spare / train.working)) // 256 * 256)
+        if larger > tokens:
+            text += f": give {human_bytes(spare)} of its {human_bytes(size)} to the micro-batch, which shares the GPU with it."
+            return Advice(text, f"rollout.kv_cache={_mib(wanted)} train.micro_batch_tokens={larger}")
     if full is not None and full.phase in ("generate", "evaluate"):
         text += f", and {full.phase} is the fullest phase: {human_bytes(spare)} of {human_bytes(size)} are to spare."
         return Advice(text, f"rollout.kv_cache={_mib(wanted)}")
@@ -180,14 +186,19 @@ def room_for_micro_batches(s: Summary) -> Advice | None:
     if line is None or not (line.measured and s.capacity and tokens and line.working) or (line.share or 0) < 0.2:
         return None
     room = int(s.capacity * (1 - ROOM_KEPT)) - line.measured
-    factor = int(1 + room / line.working)
-    if factor < 2:
+    larger = _useful_tokens(s, tokens * min(int(1 + room / line.working), 4))
+    if larger < 2 * tokens:
         return None
     return Advice(
         f"train_actor left {human_bytes(s.capacity - line.measured)} of {human_bytes(s.capacity)} free. Its work took "
-        f"{human_bytes(line.working)} with {tokens} tokens at a time; larger micro-batches fit, where a step has more than one per rank.",
-        f"train.micro_batch_tokens={tokens * min(factor, 4)}",
+        f"{human_bytes(line.working)} with {tokens} tokens at a time; larger micro-batches fit.",
+        f"train.micro_batch_tokens={larger}",
     )
+
+
+def _useful_tokens(s: Summary, tokens: int) -> int:
+    """`tokens`, or what a rank has in an update where that is less."""
+    return min(tokens, s.settings.most_tokens or tokens)
 
 
 def _phase(s: Summary, name: str) -> PhaseLine | None:

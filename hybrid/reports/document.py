@@ -83,6 +83,10 @@ def _notes(s: Summary) -> tuple[str, ...]:
         "1 GiB is 2^30 bytes, 1 GB/s is 10^9 bytes a second.",
         "Highs of the processes in a phase may lie at different moments, so that their sum is a bound.",
     ]
+    if s.unread:
+        notes.append(
+            f"{s.unread} of the ledger's {s.lines} lines cannot be read, cut by a crash or damaged: this report is without them."
+        )
     if s.timeline.spans and not s.arrivals:
         notes.append(
             "This ledger is of an older kind: a phase's measure includes the way into it, and pages that processes share count in each."

@@ -14,8 +14,8 @@ from typing import Any
 import yaml
 
 from hybrid.config.base import parse_bytes
-from hybrid.errors import DataError
-from hybrid.memory.ledger import read_ledger
+from hybrid.errors import ConfigError, DataError
+from hybrid.memory.ledger import read_lines
 
 Row = dict[str, Any]
 
@@ -28,6 +28,12 @@ KEPT_SETTINGS = {
     "micro_batch_tokens": ("train", "micro_batch_tokens"),
     "gradient_checkpointing": ("model", "gradient_checkpointing"),
     "steps": ("train", "steps"),
+    "nodes": ("cluster", "num_nodes"),
+    "gpus_per_node": ("cluster", "gpus_per_node"),
+    "prompts_per_update": ("train", "prompts_per_update"),
+    "samples_per_prompt": ("rollout", "samples_per_prompt"),
+    "max_prompt_tokens": ("data", "max_prompt_tokens"),
+    "max_new_tokens": ("rollout", "max_new_tokens"),
 }
 """Section and key of the profile by field of `Settings`: all that a report takes from it."""
 
@@ -103,6 +109,23 @@ class Settings:
     micro_batch_tokens: int | None = None
     gradient_checkpointing: bool | None = None
     steps: int | None = None
+    nodes: int | None = None
+    gpus_per_node: int | None = None
+    prompts_per_update: int | None = None
+    samples_per_prompt: int | None = None
+    max_prompt_tokens: int | None = None
+    max_new_tokens: int | None = None
+
+    @property
+    def most_tokens(self) -> int | None:
+        """Tokens of a rank's share of an update with all sequences at full length: no micro-batch is larger."""
+        needed = (self.prompts_per_update, self.samples_per_prompt, self.max_prompt_tokens, self.max_new_tokens)
+        if None in needed:
+            return None
+        sequences = -(
+            -self.prompts_per_update * self.samples_per_prompt // ((self.nodes or 1) * (self.gpus_per_node or 1))
+        )
+        return sequences * (self.max_prompt_tokens + self.max_new_tokens)
 
 
 @dataclass(frozen=True)
@@ -113,6 +136,9 @@ class Run:
     rows: tuple[Row, ...]
     plan: Plan | None = None
     settings: Settings = field(default_factory=Settings)
+    unread: int = 0
+    """Lines of the ledger that cannot be read, of `lines`: cut by a crash, or damaged."""
+    lines: int = 0
 
 
 def read_run(folder: str | Path) -> Run:
@@ -123,21 +149,24 @@ def read_run(folder: str | Path) -> Run:
         raise DataError(
             f"{folder} holds no memory.jsonl, the ledger that a report is made from. Give a run's folder, or its name under runs/."
         )
-    rows = tuple(row for row in read_ledger(ledger) if _is_row(row))
+    lines = read_lines(ledger)
+    rows = tuple(row for row in lines if row is not None and _is_row(row))
     if not rows:
-        raise DataError(f"{ledger} holds no row: the run ended before it moved or measured anything.")
+        if any(lines) or not lines:
+            raise DataError(f"{ledger} holds no row to report on: the run ended before it moved or measured anything.")
+        raise DataError(f"{ledger} is no ledger: none of its {len(lines)} lines can be read. Give the folder of a run.")
     plans = [row for row in rows if row["kind"] == "plan"]
     plan = read_plan(plans[-1]) if plans else None
     rest = tuple(row for row in rows if row["kind"] != "plan")
-    return Run(folder.resolve().name, rest, plan, _settings(folder / "profile.yaml"))
+    return Run(folder.resolve().name, rest, plan, _settings(folder / "profile.yaml"), lines.count(None), len(lines))
 
 
 def find_run(run: str) -> Path:
-    """The folder that `run` names: a path, or a name under runs/. Raises `DataError` when neither exists."""
-    for folder in (run, f"runs/{run}"):
+    """The folder that `run` names: a path, that of a ledger in it too, or a name under runs/. Raises `ConfigError` when none exists."""
+    for folder in (run, f"runs/{run}", run.removesuffix("memory.jsonl")):
         if os.path.isdir(folder):  # False for what cannot be a path; Path.is_dir raises
             return Path(folder)
-    raise DataError(f"There is no run {run}: neither a folder of that path nor one of that name under runs/ is here.")
+    raise ConfigError(f"There is no run {run}: neither a folder of that path nor one of that name under runs/ is here.")
 
 
 def read_plan(row: Row) -> Plan:
@@ -155,8 +184,8 @@ def read_plan(row: Row) -> Plan:
         raise DataError(f"The ledger's plan row is not in the form of hybrid/memory/ledger.py: {error!r}.") from error
 
 
-def _is_row(row: Any) -> bool:
-    return isinstance(row, dict) and {*COMMON, *NEEDED.get(row.get("kind"), ())} <= row.keys()
+def _is_row(row: Row) -> bool:
+    return {*COMMON, *NEEDED.get(row.get("kind"), ())} <= row.keys()
 
 
 def _settings(profile: Path) -> Settings:

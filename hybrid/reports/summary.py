@@ -86,6 +86,9 @@ class Summary:
     failure: Row | None
     arrivals: bool
     """Peaks of a phase are its own: older ledgers took those of the way into it for the phase's."""
+    unread: int = 0
+    """Lines of the ledger that cannot be read, of `lines`."""
+    lines: int = 0
 
     @property
     def seconds(self) -> float:
@@ -128,6 +131,8 @@ def summarize(run: Run) -> Summary:
         kv_cache_share=_kv_share(run.rows),
         failure=line.failure,
         arrivals=all("arrival" in r for r in run.rows if r["kind"] == "phase" and r["phase"] != "init"),
+        unread=run.unread,
+        lines=run.lines,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hybrid.errors import DataError
+from hybrid.errors import ConfigError, DataError
 from hybrid.files import write_atomic
 from hybrid.reports.document import Document, document
 from hybrid.reports.figures import figures
@@ -17,12 +17,14 @@ from hybrid.reports.summary import summarize
 def write_report(run_dir: Path, out: Path | None = None) -> tuple[Path, Path, Document]:
     """Write the HTML report of the run in `run_dir` to `out` (default: report.html in that folder) and its Markdown twin beside it.
 
-    Returns both paths and what the report says. Raises `DataError` when the folder holds no ledger, when a file cannot be written, or when
-    `out` is where the twin goes.
+    Returns both paths and what the report says. Raises `DataError` when the folder holds no ledger or a file cannot be written,
+    `ConfigError` when `out` names no HTML file.
     """
     page = out or run_dir / "report.html"
-    if not page.name or page.suffix == ".md":
-        raise DataError(f"--out {page} is not the name of an HTML file. Its Markdown twin goes beside it, as .md.")
+    if page.suffix not in (".html", ".htm"):
+        raise ConfigError(
+            f"--out {page} is not the name of an HTML file (.html). Its Markdown twin goes beside it, as .md."
+        )
     twin = page.with_suffix(".md")
     html, markdown, doc = render(read_run(run_dir))
     try:

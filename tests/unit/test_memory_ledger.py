@@ -1,6 +1,6 @@
 """The ledger can be read back whatever happened, and adds up a step."""
 
-from hybrid.memory.ledger import Ledger, read_ledger
+from hybrid.memory.ledger import Ledger, read_ledger, read_lines
 from hybrid.memory.tenants import RankMoved, RankPeak, Tenant
 
 
@@ -68,3 +68,13 @@ def test_a_line_cut_by_a_crash_is_left_out_and_spoils_no_other(tmp_path):
     second = Ledger(path)
     second.transition("sync", "generate", 0.0, 1.0)
     assert [r["phase"] for r in read_ledger(path)] == ["sync", "generate"]
+
+
+def test_bytes_that_are_no_row_spoil_no_other(tmp_path):
+    path = tmp_path / "memory.jsonl"
+    ledger = Ledger(path)
+    ledger.transition("init", "sync", 0.0, 1.0)
+    with path.open("ab") as file:
+        file.write(b"\xff\x00\x9c\n[1, 2]\n")
+    ledger.transition("sync", "generate", 0.0, 1.0)
+    assert [row and row["phase"] for row in read_lines(path)] == ["sync", None, None, "generate"]

@@ -134,7 +134,7 @@ def test_the_command_writes_both_files_beside_the_run_or_where_told(run, tmp_pat
     assert "Fullest: train_actor" in result.output and len(result.output.splitlines()) < 40
     result = hybrid_command("report", run.folder, "--out", tmp_path / "new" / "x.html")
     assert result.exit_code == 0 and sorted(p.name for p in (tmp_path / "new").iterdir()) == ["x.html", "x.md"]
-    assert hybrid_command("report", tmp_path / "none").exit_code == 1
+    assert hybrid_command("report", tmp_path / "none").exit_code == 2
 
 
 def test_a_run_leaves_its_report_when_it_ends_and_when_it_breaks(run, capsys):
@@ -169,10 +169,12 @@ RUN = {
 
 def test_the_command_says_why_a_report_cannot_be_written(run, tmp_path, hybrid_command):
     (tmp_path / "file").touch()
-    for out, said in (
-        (tmp_path / "file" / "x.html", "cannot be written"),
-        (tmp_path, "cannot be written"),
-        (tmp_path / "x.md", "twin"),
+    (tmp_path / "folder.html").mkdir()
+    for out, code, said in (
+        (tmp_path / "file" / "x.html", 1, "cannot be written"),
+        (tmp_path / "folder.html", 1, "cannot be written"),
+        (tmp_path, 2, "not the name of an HTML file"),
+        (tmp_path / "x.md", 2, "twin"),
     ):
         result = hybrid_command("report", run.folder, "--out", out)
-        assert result.exit_code == 1 and said in result.output and "Traceback" not in result.output
+        assert result.exit_code == code and said in result.output and "Traceback" not in result.output

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from hybrid.errors import DataError
+from hybrid.errors import ConfigError, DataError
+from hybrid.reports.document import document
 from hybrid.reports.read import Settings, find_run, read_run
 from hybrid.reports.summary import summarize
 from tests.unit.report_runs import GIB, MIB, REST, SIZES, RunWriter, add_plan, profile
@@ -92,6 +95,7 @@ def test_a_torn_ledger_is_read_up_to_the_crash(swapped):
         ledger.write('{"time": 1069.5, "step": 4, "pha')
     summary = summarize(read_run(swapped.folder))
     assert summary.steps == 3
+    assert f"1 of the ledger's {summary.lines} lines cannot be read" in " ".join(document(summary).notes)
     assert summary.failure["error"] == "RuntimeError: engine died"
     assert summary.timeline.spans[-1].step == 4
 
@@ -128,13 +132,17 @@ def test_a_folder_without_a_ledger_is_refused(tmp_path, monkeypatch):
     with pytest.raises(DataError, match=r"memory\.jsonl"):
         read_run(tmp_path)
     (tmp_path / "memory.jsonl").write_text('{"time": 1')
+    with pytest.raises(DataError, match="none of its 1 lines can be read"):
+        read_run(tmp_path)
+    (tmp_path / "memory.jsonl").write_text("")
     with pytest.raises(DataError, match="no row"):
         read_run(tmp_path)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs" / "named").mkdir(parents=True)
     assert find_run("named").name == "named"
+    assert find_run(str(tmp_path / "memory.jsonl")) == tmp_path
     for name in ("elsewhere", "x" * 5000):
-        with pytest.raises(DataError, match=f"no run {name}"):
+        with pytest.raises(ConfigError, match=f"no run {name}"):
             find_run(name)
 
 
@@ -142,7 +150,7 @@ def test_rows_that_lack_what_their_kind_has_are_left_out(swapped):
     whole = read_run(swapped.folder)
     with (swapped.folder / "memory.jsonl").open("a") as file:
         file.write('{"kind": "phase"}\n7\n{"time": 0, "step": 9, "phase": "sync", "kind": "leave", "role": "actor"}\n')
-    assert read_run(swapped.folder) == whole
+    assert replace(read_run(swapped.folder), unread=0, lines=whole.lines) == whole
 
 
 @pytest.mark.parametrize(
