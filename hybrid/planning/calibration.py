@@ -6,6 +6,7 @@ Kept as JSON in `$XDG_CACHE_HOME/hybrid/calibration.json` (default ~/.cache), by
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import platform
 import socket
@@ -14,21 +15,23 @@ import time
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from hybrid.config import RunConfig, machine, swap_folder
+from hybrid.errors import HybridError
 from hybrid.files import nearest_there, write_atomic
 from hybrid.planning.facts import ProcessBytes
 
 PACKAGES = ("torch", "transformers", "deepspeed", "vllm", "ray")
-PROBE_BYTES = 512 * 2**20
-"""Written and read to time the slow tier."""
-TIMEOUT_S = 600.0
+PROBE_TENSORS, PROBE_BYTES, PROBE_ROUNDS = 64, 8 * 2**20, 5
+"""Moved to the slow tier and back by each process, to time it."""
+TIMEOUT_S, TIER_TIMEOUT_S = 600.0, 180.0
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Bytes of processes (see `ProcessBytes`), and bytes per second of one process alone with the tier that was measured."""
+    """Bytes of processes (see `ProcessBytes`), and bytes per second with the tier that was measured (see `tier_speed`)."""
 
     device: str
     tier: str
@@ -86,22 +89,52 @@ def calibrate(cfg: RunConfig) -> Calibration:
 
 
 def tier_speed(cfg: RunConfig) -> tuple[float, float]:
-    """Bytes per second out of the device and back, through the tier of `cfg`; the second round counts, as in a run."""
+    """Bytes per second out of the device and back, through the tier of `cfg`. On CPU as many processes as a node has GPUs move at once,
+    as in a run, and it is their sum; on CUDA one does."""
+    processes = min(cfg.cluster.gpus_per_node, machine.cpu_cores()) if cfg.cluster.device == "cpu" else 1
+    moved = processes * PROBE_TENSORS * PROBE_BYTES
+    context = multiprocessing.get_context("spawn")
+    together, answers = context.Barrier(processes), context.SimpleQueue()
+    with tempfile.TemporaryDirectory(dir=nearest_there(swap_folder(cfg)), prefix="hybrid-calibration-") as folder:
+        args = (cfg.memory.tier, folder, cfg.cluster.device, together, answers)
+        movers = [context.Process(target=_move, args=args, daemon=True) for _ in range(processes)]
+        for mover in movers:
+            mover.start()
+        for mover in movers:
+            mover.join(TIER_TIMEOUT_S)
+        if any(mover.exitcode != 0 for mover in movers):
+            for mover in movers:
+                mover.kill()
+            raise HybridError(
+                f"Timing the {cfg.memory.tier} tier failed, or took longer than {TIER_TIMEOUT_S:.0f} s: look at what was printed above, "
+                f"and whether {swap_folder(cfg)} has room for {moved / 2**20:.0f} MiB."
+            )
+        seconds = [answers.get() for _ in movers]
+    return moved / max(left for left, _ in seconds), moved / max(came for _, came in seconds)
+
+
+def _move(tier: str, folder: str, device: str, together: Any, answers: Any) -> None:
+    """Answer with the median seconds of leaving and of coming, the first round left out."""
     import torch
 
     from hybrid.memory.swap import StorageSwap
     from hybrid.memory.tiers import make_tier
 
-    with tempfile.TemporaryDirectory(dir=nearest_there(swap_folder(cfg)), prefix="hybrid-calibration-") as folder:
-        swap = StorageSwap(make_tier(cfg.memory.tier, folder), cfg.cluster.device)
-        tensor = torch.ones(PROBE_BYTES, dtype=torch.uint8, device=cfg.cluster.device)
-        for _ in range(2):
-            started = time.perf_counter()
-            swap.leave("probe", [("probe", tensor.untyped_storage())])
-            left = time.perf_counter()
-            swap.come("probe")
-            came = time.perf_counter()
-    return PROBE_BYTES / (left - started), PROBE_BYTES / (came - left)
+    swap = StorageSwap(make_tier(tier, Path(folder) / str(os.getpid())), device)
+    tensors = [torch.ones(PROBE_BYTES, dtype=torch.uint8, device=device) for _ in range(PROBE_TENSORS)]
+    named = [(f"probe {number}", tensor.untyped_storage()) for number, tensor in enumerate(tensors)]
+    rounds = []
+    for _ in range(PROBE_ROUNDS + 1):
+        together.wait(TIER_TIMEOUT_S)
+        started = time.perf_counter()
+        swap.leave("probe", named)
+        left = time.perf_counter()
+        together.wait(TIER_TIMEOUT_S)
+        begun = time.perf_counter()
+        swap.come("probe")
+        rounds.append((left - started, time.perf_counter() - begun))
+    leave, come = zip(*rounds[1:], strict=True)
+    answers.put((median(leave), median(come)))
 
 
 def _gpu_name() -> str:

@@ -21,16 +21,18 @@ class Limits:
 
 @dataclass(frozen=True)
 class Speeds:
-    """Bytes per second that one GPU moves to the slow tier and back while all GPUs of its node do."""
+    """Bytes per second that one GPU moves to the slow tier and back while all GPUs of its node do. `call_s`: seconds of any move, whatever
+    its bytes: telling the ranks, waiting for the last, and measuring each before and after."""
 
     leave_bytes_per_s: float
     come_bytes_per_s: float
+    call_s: float = 0.0
 
     def leave_seconds(self, tenant: TenantSize) -> float:
-        return tenant.leave_bytes / self.leave_bytes_per_s
+        return self.call_s + tenant.leave_bytes / self.leave_bytes_per_s
 
     def come_seconds(self, tenant: TenantSize) -> float:
-        return tenant.come_bytes / self.come_bytes_per_s
+        return self.call_s + tenant.come_bytes / self.come_bytes_per_s
 
 
 @dataclass(frozen=True)

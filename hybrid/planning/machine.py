@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from hybrid.config import RunConfig
 from hybrid.planning.calibration import stored
-from hybrid.planning.facts import MachineFacts, stated_facts
+from hybrid.planning.facts import CALL_S, MachineFacts, stated_facts
 from hybrid.planning.footprint import Speeds
 from hybrid.planning.plan import Plan, Predict, choose
 from hybrid.planning.suggest import Suggestion, suggestions
@@ -34,4 +34,4 @@ def predictor(cfg: RunConfig, gpu: str | None = None) -> tuple[Predict, Speeds]:
         return stated if measured is None else replace(stated, **measured.of(stated.device, each))
 
     here = facts(cfg)
-    return lambda each: predict(each, facts(each)), Speeds(here.leave_bytes_per_s, here.come_bytes_per_s)
+    return lambda each: predict(each, facts(each)), Speeds(here.leave_bytes_per_s, here.come_bytes_per_s, CALL_S)

@@ -66,6 +66,10 @@ def train_parts(
         moments.append(_moment(trace, name, extra, gathered, prefetch))
     if p.stage == 2 and p.whole > p.bucket:
         moments.append(_first_reduction(trace, p, element_bytes, micro_batches))
+    if p.stage == 3:
+        held = {"activations": _held_when_full(trace, model, p)} if p.whole > p.bucket else {}
+        flat = min(p.bucket, p.whole) * element_bytes
+        moments.append(held | {"gathered parameters": gathered, "reduction": flat})
     return peak([half_way, *moments, *_without_activations(p, element_bytes, micro_batches)])
 
 
@@ -101,6 +105,18 @@ def _first_reduction(trace: Trace, p: Partition, e: int, micro_batches: int) -> 
         "gradients": earlier + p.bucket * e,
         "reduction": max(p.gradients, min(p.bucket, p.share)) * e,
     }
+
+
+def _held_when_full(trace: Trace, model: ModelShapes, p: Partition) -> int:
+    """Bytes of activations when ZeRO-3's bucket is full for the first time: of the layers that the gradient has not reached, and half of
+    what the layer where it is has computed again. None when that is the embedding."""
+    (_, embedding), (_, last) = model.parameters[0], model.parameters[-1]
+    head = model.sizes[-1] if last == embedding else 0
+    passed = (p.bucket - head) / (p.whole - head - model.sizes[0])
+    if passed >= 1:
+        return 0
+    again = trace.highest.get("last layer", trace.peak) - trace.held
+    return int((1 - max(0.0, passed)) * trace.held) + max(0, again) // 2
 
 
 def _without_activations(p: Partition, e: int, micro_batches: int) -> list[Parts]:

@@ -8,7 +8,9 @@ import sys
 
 import pytest
 
+from hybrid.config import load_run, resolve
 from hybrid.config.resolve import GPU_SHARE
+from hybrid.planning.calibration import tier_speed
 from launch.tiny_models import make_tiny_llama
 from tests.integration.runs import profile
 
@@ -28,7 +30,7 @@ def plan(path, *args) -> subprocess.CompletedProcess:
 def test_tables_and_the_verdict(path):
     done = plan(path)
     assert done.returncode == 0, done.stderr
-    for word in ("actor/optimizer", "train_actor", "headroom", "Transitions", "slow tier", "never moving", "fits:"):
+    for word in ("actor/optimizer", "train_actor", "headroom", "Nothing moves", "slow tier", "never moving", "fits:"):
         assert word in done.stdout, word
 
 
@@ -55,3 +57,9 @@ def test_a_gpu_that_is_not_here_is_planned_for_by_name(path):
     assert "CUDA contexts" in told["phases"][0]["overhead"]
     unknown = plan(path, "--gpu", "Z1000")
     assert unknown.returncode == 2 and "H100-SXM" in unknown.stderr
+
+
+def test_the_slow_tier_is_timed_by_all_ranks_of_a_node_where_a_run_would_put_it(path, tmp_path):
+    cfg = resolve(load_run(path, [f"memory.swap_dir={tmp_path / 'none' / 'yet'}"]))
+    assert all(1e8 < speed < 1e11 for speed in tier_speed(cfg))
+    assert not (tmp_path / "none").exists()

@@ -235,13 +235,5 @@ def test_a_calibration_is_found_again(model, monkeypatch, tmp_path):
     assert (speeds.leave_bytes_per_s, speeds.come_bytes_per_s) == (4e9, 2e9), "two GPUs share the disk"
 
 
-def test_the_slow_tier_is_timed_where_a_run_would_put_it(model, monkeypatch, tmp_path):
-    from hybrid.planning import calibration
-
-    monkeypatch.setattr(calibration, "PROBE_BYTES", 2**20)
-    for memory in ({}, {"swap_dir": str(tmp_path / "none" / "yet")}):
-        assert all(speed > 0 for speed in calibration.tier_speed(config(model, memory=memory)))
-
-
 def test_gpus_without_bf16_are_known():
     assert [name for name, gpu in known_gpus().items() if not gpu.has_bf16] == ["T4", "V100-16GB", "V100-32GB"]
