@@ -36,14 +36,16 @@ def forward_parts(trace: Trace, gathered: int, prefetch: int) -> Parts:
 def gathered_bytes(model: ModelShapes, stage: int, element_bytes: int, device: str) -> tuple[int, int]:
     """(gathered parameters, flat buffers on their way) of ZeRO-3 in a pass without gradients, in bytes; (0, 0) at other stages.
 
-    Without prefetching a module's parameters are on their way when it is reached. With it, the first module, the embedding, is gathered
+    Without prefetching a layer's parameter is on its way when its module is reached. With it, the first module, the embedding, is gathered
     alone; of the buffers of what follows one or two are on their way at a time, as it happens: the middle is taken."""
     if stage < 3:
         return 0, 0
     prefetch = PREFETCH_ELEMENTS[device]
     live = min(model.elements, LIVE_ELEMENTS + prefetch)
     if not prefetch:
-        return live * element_bytes, max(model.sizes[1:]) * element_bytes
+        embedding = model.parameters[0][1]  # the head's, too
+        of_layers = (size for (_, shape), size in zip(model.parameters, model.sizes, strict=True) if shape != embedding)
+        return live * element_bytes, max(of_layers) * element_bytes
     one, two = (min(model.elements - model.sizes[0], buffers * prefetch) for buffers in (1, 2))
     return live * element_bytes, (one + two) // 2 * element_bytes
 
