@@ -117,6 +117,7 @@ def _move(tier: str, folder: str, device: str, together: Any, answers: Any) -> N
     """Answer with the median seconds of leaving and of coming, the first round left out."""
     import torch
 
+    from hybrid.memory.probe import release_free_memory
     from hybrid.memory.swap import StorageSwap
     from hybrid.memory.tiers import make_tier
 
@@ -129,6 +130,7 @@ def _move(tier: str, folder: str, device: str, together: Any, answers: Any) -> N
         started = time.perf_counter()
         swap.leave("probe", named)
         left = time.perf_counter()
+        release_free_memory(device)  # as a run does: what comes finds no pages of its own
         together.wait(TIER_TIMEOUT_S)
         begun = time.perf_counter()
         swap.come("probe")
