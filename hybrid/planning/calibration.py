@@ -6,32 +6,27 @@ Kept as JSON in `$XDG_CACHE_HOME/hybrid/calibration.json` (default ~/.cache), by
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import platform
 import socket
 import tempfile
-import time
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from hybrid.config import RunConfig, machine, swap_folder
-from hybrid.errors import HybridError
 from hybrid.files import nearest_there, write_atomic
 from hybrid.planning.facts import ProcessBytes
 
 PACKAGES = ("torch", "transformers", "deepspeed", "vllm", "ray")
-PROBE_TENSORS, PROBE_BYTES, PROBE_ROUNDS = 64, 8 * 2**20, 5
-"""Moved to the slow tier and back by each process, to time it."""
-TIMEOUT_S, TIER_TIMEOUT_S = 600.0, 180.0
+TIMEOUT_S = 600.0
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Bytes of processes (see `ProcessBytes`), and bytes per second with the tier that was measured (see `tier_speed`)."""
+    """Bytes of processes (see `ProcessBytes`), and bytes per second with the tier that was measured, while all GPUs of a node move: of
+    all of them with files, of each with pinned memory."""
 
     device: str
     tier: str
@@ -46,9 +41,8 @@ class Calibration:
             return {"source": "stated"}
         found: dict[str, Any] = {"role": self.role, "engine": self.engine, "source": "measured"}
         if self.tier == cfg.memory.tier:
-            users = cfg.cluster.gpus_per_node if self.tier == "file" else 1
-            found["leave_bytes_per_s"] = self.leave_bytes_per_s / users
-            found["come_bytes_per_s"] = self.come_bytes_per_s / users
+            found["leave_bytes_per_s"] = self.leave_bytes_per_s / _sharing(cfg)
+            found["come_bytes_per_s"] = self.come_bytes_per_s / _sharing(cfg)
         return found
 
 
@@ -75,68 +69,22 @@ def stored() -> Calibration | None:
 def calibrate(cfg: RunConfig) -> Calibration:
     """Measure this machine with the processes that a resolved `cfg` starts, and keep it. About a minute; Ray is started and ended.
 
-    A role is two ranks with a tiny model, an engine is one with the profile's tokenizer; what they hold on purpose is taken off. Raises
-    `HybridError` when Ray or vLLM does not start.
+    A role is a rank on each GPU with a tiny model, an engine is one with the profile's tokenizer; what they hold on purpose is taken off.
+    The ranks then move memory to the slow tier and back, where the run would. Raises `HybridError` when Ray or vLLM does not start.
     """
     from hybrid.planning.probes import measure_processes
 
-    with tempfile.TemporaryDirectory(prefix="hybrid-calibration-") as folder:
-        role, engine = measure_processes(cfg, Path(folder), TIMEOUT_S)
-    leave, come = tier_speed(cfg)
-    found = Calibration(cfg.cluster.device, cfg.memory.tier, role, engine, leave, come)
+    with tempfile.TemporaryDirectory(dir=nearest_there(swap_folder(cfg)), prefix="hybrid-calibration-") as folder:
+        role, engine, leave, come = measure_processes(cfg, Path(folder), TIMEOUT_S)
+    rates = (rate * _sharing(cfg) for rate in (leave, come))
+    found = Calibration(cfg.cluster.device, cfg.memory.tier, role, engine, *rates)
     _write(_read() | {machine_key(): asdict(found)})
     return found
 
 
-def tier_speed(cfg: RunConfig) -> tuple[float, float]:
-    """Bytes per second out of the device and back, through the tier of `cfg`. On CPU as many processes as a node has GPUs move at once,
-    as in a run, and it is their sum; on CUDA one does."""
-    processes = min(cfg.cluster.gpus_per_node, machine.cpu_cores()) if cfg.cluster.device == "cpu" else 1
-    moved = processes * PROBE_TENSORS * PROBE_BYTES
-    context = multiprocessing.get_context("spawn")
-    together, answers = context.Barrier(processes), context.SimpleQueue()
-    with tempfile.TemporaryDirectory(dir=nearest_there(swap_folder(cfg)), prefix="hybrid-calibration-") as folder:
-        args = (cfg.memory.tier, folder, cfg.cluster.device, together, answers)
-        movers = [context.Process(target=_move, args=args, daemon=True) for _ in range(processes)]
-        for mover in movers:
-            mover.start()
-        for mover in movers:
-            mover.join(TIER_TIMEOUT_S)
-        if any(mover.exitcode != 0 for mover in movers):
-            for mover in movers:
-                mover.kill()
-            raise HybridError(
-                f"Timing the {cfg.memory.tier} tier failed, or took longer than {TIER_TIMEOUT_S:.0f} s: look at what was printed above, "
-                f"and whether {swap_folder(cfg)} has room for {moved / 2**20:.0f} MiB."
-            )
-        seconds = [answers.get() for _ in movers]
-    return moved / max(left for left, _ in seconds), moved / max(came for _, came in seconds)
-
-
-def _move(tier: str, folder: str, device: str, together: Any, answers: Any) -> None:
-    """Answer with the median seconds of leaving and of coming, the first round left out."""
-    import torch
-
-    from hybrid.memory.probe import release_free_memory
-    from hybrid.memory.swap import StorageSwap
-    from hybrid.memory.tiers import make_tier
-
-    swap = StorageSwap(make_tier(tier, Path(folder) / str(os.getpid())), device)
-    tensors = [torch.ones(PROBE_BYTES, dtype=torch.uint8, device=device) for _ in range(PROBE_TENSORS)]
-    named = [(f"probe {number}", tensor.untyped_storage()) for number, tensor in enumerate(tensors)]
-    rounds = []
-    for _ in range(PROBE_ROUNDS + 1):
-        together.wait(TIER_TIMEOUT_S)
-        started = time.perf_counter()
-        swap.leave("probe", named)
-        left = time.perf_counter()
-        release_free_memory(device)  # as a run does: what comes finds no pages of its own
-        together.wait(TIER_TIMEOUT_S)
-        begun = time.perf_counter()
-        swap.come("probe")
-        rounds.append((left - started, time.perf_counter() - begun))
-    leave, come = zip(*rounds[1:], strict=True)
-    answers.put((median(leave), median(come)))
+def _sharing(cfg: RunConfig) -> int:
+    """GPUs of a node that share one slow tier."""
+    return cfg.cluster.gpus_per_node if cfg.memory.tier == "file" else 1
 
 
 def _gpu_name() -> str:

@@ -1,13 +1,18 @@
-"""Processes of a run, started as a run starts them, to see what they take."""
+"""Processes of a run, started as a run starts them, to see what they take and how fast they move."""
 
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
+from statistics import median
+
+import torch
 
 from hybrid.config import RunConfig
 from hybrid.memory.probe import process_bytes
-from hybrid.planning.facts import ProcessBytes
+from hybrid.memory.swap import Part, come_parts, leave_parts
+from hybrid.planning.facts import CALL_S, ProcessBytes
 from hybrid.pool import Pool, open_pool
 from hybrid.roles.actor import ActorWorker
 from hybrid.roles.group import RoleGroup
@@ -19,14 +24,30 @@ from hybrid.rollout.requests import EngineOptions, GenerateRequest, SamplingOpti
 
 KV_BYTES = 64 * 2**20
 PROMPT = [[1] * 32]
+MOVED_TENSORS, MOVED_BYTES, ROUNDS = 32, 8 * 2**20, 5
+"""What each rank moves, and how often: tensors of a small model's size."""
+PAUSE_S = 4.0
+"""Between leaving and coming, as in a run: hypervisors take free pages back after seconds, and new ones cost more."""
 
 
 class ProbeRole(ActorWorker):
-    """A rank that says what its process takes."""
+    """A rank that says what its process takes, and has memory to move."""
 
     def overhead(self, device_before: int) -> dict[str, int]:
         """Bytes beside the parts of the model: see `_overhead`."""
         return _overhead(self.device.type, sum(self.count().values()), device_before)
+
+    def hold(self, tensors: int, nbytes: int) -> None:
+        """Take memory for `move`."""
+        self.held = [torch.ones(nbytes, dtype=torch.uint8, device=self.device) for _ in range(tensors)]
+
+    def move(self, kind: str) -> None:
+        """Let what is held "leave" or "come", as a part of a role does."""
+        if kind == "leave":
+            named = [(f"held {number}", tensor.untyped_storage()) for number, tensor in enumerate(self.held)]
+            leave_parts(self.swap, {"held": Part(named)}, self.rank, self.node)
+        else:
+            come_parts(self.swap, ["held"], self.rank, self.node)
 
 
 class ProbeEngine(Engine):
@@ -47,8 +68,11 @@ def _overhead(device: str, counted: int, device_before: int) -> dict[str, int]:
     return {"private": max(0, found.private - counted), "shared": found.rss - found.private}
 
 
-def measure_processes(cfg: RunConfig, folder: Path, timeout_s: float) -> tuple[ProcessBytes, ProcessBytes]:
-    """(role, engine), as `cfg` runs them on this node, with tiny models; one after the other is warmed up by a pass."""
+def measure_processes(
+    cfg: RunConfig, folder: Path, timeout_s: float
+) -> tuple[ProcessBytes, ProcessBytes, float, float]:
+    """(role, engine, leaving, coming), as `cfg` runs them on this node, with tiny models; one after the other is warmed up by a pass. The
+    last two in bytes per second of a rank while all ranks move, through a tier in `folder`."""
     model = make_probe_model(folder / "model", cfg.model.path, cfg.model.trust_remote_code)
     gpus = cfg.cluster.gpus_per_node
     pool = open_pool(
@@ -60,17 +84,16 @@ def measure_processes(cfg: RunConfig, folder: Path, timeout_s: float) -> tuple[P
         timeout_s=cfg.cluster.start_timeout_s,
         dashboard=False,
     )
+    before = _device_used(cfg)
     try:
-        role = _measure_role(pool, cfg, model, folder, timeout_s)
-        return role, _measure_engine(pool, cfg, model, timeout_s)
+        group = _start_role(pool, cfg, model, folder, timeout_s)
+        role = _measure_role(group, before)
+        return role, _measure_engine(pool, cfg, model, timeout_s), *_measure_tier(group)
     finally:
         pool.stop()
 
 
-def _measure_role(pool: Pool, cfg: RunConfig, model: Path, folder: Path, timeout_s: float) -> ProcessBytes:
-    import torch
-
-    before = _device_used(cfg)
+def _start_role(pool: Pool, cfg: RunConfig, model: Path, folder: Path, timeout_s: float) -> RoleGroup:
     threads = cfg.cluster.threads_per_process
     group = RoleGroup(
         pool, "actor", ProbeRole, ("weights",), timeout_s,
@@ -82,9 +105,28 @@ def _measure_role(pool: Pool, cfg: RunConfig, model: Path, folder: Path, timeout
         ModelOptions(str(model), dtype, cfg.model.attention),
         ZeroOptions(2, dtype, (0.9, 0.95), 1e-8, 0.0, 1.0),
     )
+    return group
+
+
+def _measure_role(group: RoleGroup, device_before: int) -> ProcessBytes:
     group.call("logprobs", [[Row(0, PROMPT[0], PROMPT[0])]], 1.0)
-    rows = group.call("overhead", before)
+    rows = group.call("overhead", device_before)
     return ProcessBytes(*(max(row[name] for row in rows) for name in ("private", "shared")))
+
+
+def _measure_tier(group: RoleGroup) -> tuple[float, float]:
+    """The median round, the first left out; a pass before each, for in a run caches hold other things."""
+    group.call("hold", MOVED_TENSORS, MOVED_BYTES)
+    seconds: dict[str, list[float]] = {"leave": [], "come": []}
+    for _ in range(ROUNDS + 1):
+        group.call("logprobs", [[Row(0, PROMPT[0], PROMPT[0])]], 1.0)
+        for kind, rounds in seconds.items():
+            started = time.perf_counter()
+            group.call("move", kind)
+            rounds.append(time.perf_counter() - started)
+            time.sleep(PAUSE_S)
+    leave, come = (MOVED_TENSORS * MOVED_BYTES / max(median(rounds[1:]) - CALL_S, 1e-3) for rounds in seconds.values())
+    return leave, come
 
 
 def _measure_engine(pool: Pool, cfg: RunConfig, model: Path, timeout_s: float) -> ProcessBytes:

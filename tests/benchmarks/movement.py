@@ -1,5 +1,5 @@
 """What the plan says that moving takes, against what it took: `python tests/benchmarks/movement.py` from the repository's root, with it on
-PYTHONPATH; two minutes on two cores.
+PYTHONPATH; three minutes on two cores.
 
 A run at half-way between the largest phase and the sum of all tenants, planned with this disk's speed as measured just before.
 Seconds are those of the slowest rank, checks included: the median of the steps from the second on. Last line: `ratio`, measured over
@@ -8,6 +8,7 @@ predicted; at most 1.2.
 
 from __future__ import annotations
 
+import os
 import statistics
 import sys
 import tempfile
@@ -15,22 +16,20 @@ from pathlib import Path
 
 from hybrid.config import load_run, resolve
 from hybrid.memory.ledger import read_ledger
-from hybrid.planning.calibration import tier_speed
-from hybrid.planning.facts import CALL_S
-from hybrid.planning.footprint import Speeds, peak
+from hybrid.planning.calibration import calibrate
+from hybrid.planning.footprint import peak
 from hybrid.planning.machine import predictor
 from hybrid.planning.plan import Plan, make_plan
 from launch.tiny_models import make_tiny_llama
 from tests.integration.runs import profile, run
 
-STEPS = 8
+STEPS, RANKS = 8, 2
 BOUND = 1.2
 
 
-def plan(path: Path, *overrides: str, speeds: Speeds | None = None) -> Plan:
+def plan(path: Path, *overrides: str) -> Plan:
     cfg = resolve(load_run(path, list(overrides)))
-    predict, stated = predictor(cfg)
-    return make_plan(cfg, predict, speeds or stated)
+    return make_plan(cfg, *predictor(cfg))
 
 
 def largest(made: Plan) -> int:
@@ -49,11 +48,11 @@ def main() -> int:
             "rollout": {"kv_cache": "16MiB"},
         }
         path = profile(folder, model, **sections, checkpoint={"export": False})
+        os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
+        measured = calibrate(resolve(load_run(path, [])))
         most, least = (largest(plan(path, f"memory.policy={policy}")) for policy in ("resident", "swap_all"))
         limit = f"memory.device_bytes={(most + least) // 2}"
-        leave, come = tier_speed(resolve(load_run(path, [limit])))
-        ranks = 2  # of that speed, each has its share
-        made = plan(path, limit, speeds=Speeds(leave / ranks, come / ranks, CALL_S))
+        made = plan(path, limit)
         run(path, folder / "run", limit)
         rows = [row for row in read_ledger(folder / "run" / "memory.jsonl") if row["step"] > 1]
     moves = [row for row in rows if row["kind"] in ("leave", "come")]
@@ -65,8 +64,10 @@ def main() -> int:
         )
         for step in range(2, STEPS + 1)
     )
-    copied = sum(row["copied_bytes"] for row in moves) / ranks / (STEPS - 1)
-    print(f"tier: {leave / 1e9:.2f} GB/s out, {come / 1e9:.2f} GB/s in, both ranks together")
+    copied = sum(row["copied_bytes"] for row in moves) / RANKS / (STEPS - 1)
+    print(
+        f"tier: {measured.leave_bytes_per_s / 1e9:.2f} GB/s out, {measured.come_bytes_per_s / 1e9:.2f} GB/s in, both ranks together"
+    )
     print(
         f"a step copies {copied / 2**20:.0f} MiB on each rank; planned {made.seconds_per_step:.3f} s, took {took:.3f} s"
     )

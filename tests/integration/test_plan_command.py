@@ -10,9 +10,12 @@ import pytest
 
 from hybrid.config import load_run, resolve
 from hybrid.config.resolve import GPU_SHARE
-from hybrid.planning.calibration import tier_speed
+from hybrid.planning.calibration import calibrate
+from hybrid.planning.machine import predictor
 from launch.tiny_models import make_tiny_llama
 from tests.integration.runs import profile
+
+MIB = 2**20
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +62,14 @@ def test_a_gpu_that_is_not_here_is_planned_for_by_name(path):
     assert unknown.returncode == 2 and "H100-SXM" in unknown.stderr
 
 
-def test_the_slow_tier_is_timed_by_all_ranks_of_a_node_where_a_run_would_put_it(path, tmp_path):
+def test_a_calibration_is_kept_and_planned_with(path, tmp_path, monkeypatch):
+    """Processes and the tier as they are here, the tier where a run would put it; nothing is left there."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     cfg = resolve(load_run(path, [f"memory.swap_dir={tmp_path / 'none' / 'yet'}"]))
-    assert all(1e8 < speed < 1e11 for speed in tier_speed(cfg))
-    assert not (tmp_path / "none").exists()
+    found = calibrate(cfg)
+    assert all(1e8 < rate < 1e11 for rate in (found.leave_bytes_per_s, found.come_bytes_per_s))
+    assert all(100 * MIB < process.private < 2000 * MIB for process in (found.role, found.engine))
+    predict, speeds = predictor(cfg)
+    assert speeds.come_bytes_per_s == found.come_bytes_per_s / 2  # two ranks share the files
+    assert predict(cfg).overhead["engine processes"] == found.engine.private
+    assert [file.name for file in tmp_path.iterdir()] == ["cache"]
