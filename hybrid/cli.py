@@ -123,7 +123,7 @@ def plan(
     calibrate: Annotated[
         bool,
         typer.Option(
-            "--calibrate", help="Measure this machine's processes and slow tier first (a minute), and keep it."
+            "--calibrate", help="Measure this machine's processes and slow tier first (a minute or two), and keep it."
         ),
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON, sizes in bytes.")] = False,

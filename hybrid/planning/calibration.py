@@ -67,7 +67,7 @@ def stored() -> Calibration | None:
 
 
 def calibrate(cfg: RunConfig) -> Calibration:
-    """Measure this machine with the processes that a resolved `cfg` starts, and keep it. About a minute; Ray is started and ended.
+    """Measure this machine with the processes that a resolved `cfg` starts, and keep it. A minute or two; Ray is started and ended.
 
     A role is a rank on each GPU with a tiny model, an engine is one with the profile's tokenizer; what they hold on purpose is taken off.
     The ranks then move memory to the slow tier and back, where the run would. Raises `HybridError` when Ray or vLLM does not start.

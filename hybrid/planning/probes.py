@@ -120,13 +120,17 @@ def _measure_tier(group: RoleGroup) -> tuple[float, float]:
     seconds: dict[str, list[float]] = {"leave": [], "come": []}
     for _ in range(ROUNDS + 1):
         group.call("logprobs", [[Row(0, PROMPT[0], PROMPT[0])]], 1.0)
-        for kind, rounds in seconds.items():
-            started = time.perf_counter()
-            group.call("move", kind)
-            rounds.append(time.perf_counter() - started)
-            time.sleep(PAUSE_S)
+        seconds["leave"].append(_timed_move(group, "leave"))
+        time.sleep(PAUSE_S)
+        seconds["come"].append(_timed_move(group, "come"))
     leave, come = (MOVED_TENSORS * MOVED_BYTES / max(median(rounds[1:]) - CALL_S, 1e-3) for rounds in seconds.values())
     return leave, come
+
+
+def _timed_move(group: RoleGroup, kind: str) -> float:
+    started = time.perf_counter()
+    group.call("move", kind)
+    return time.perf_counter() - started
 
 
 def _measure_engine(pool: Pool, cfg: RunConfig, model: Path, timeout_s: float) -> ProcessBytes:

@@ -7,17 +7,18 @@ from pathlib import Path
 
 import pytest
 
+from hybrid.memory.ledger import read_ledger
 from hybrid.memory.probe import process_bytes
 from launch.tiny_models import make_tiny_llama
 from tests.integration.runs import profile, run
 
-STEPS, SETTLED, WINDOW = 200, 20, 15
+STEPS, SETTLED, WINDOW = 200, 20, 5
 SHARE, BYTES = 0.02, 20 * 2**20
 EXACT = ("reward/mean", "loss/policy", "grad_norm/actor", "kl/sampler", "response/length_mean")
 
 
 class Watch:
-    """Private memory of every process of a run at the end of steps, and the driver's own."""
+    """Private memory of this process, the driver, at the end of steps."""
 
     def __init__(self, run_dir: Path):
         self.run_dir, self.sizes, self.ended = run_dir, {}, threading.Event()
@@ -35,25 +36,23 @@ class Watch:
         while not self.ended.wait(0.2):
             metrics = self.run_dir / "metrics.jsonl"
             step = metrics.read_text().count("\n") if metrics.exists() else 0
-            if step not in self.sizes and step:
-                self.sizes[step] = self._now()
-
-    def _now(self) -> dict[str, int]:
-        logs = {log.stem: log.read_text().split("\n", 1)[0] for log in self.run_dir.glob("logs/*.log")}
-        pids = {name: int(first.removeprefix("pid ")) for name, first in logs.items() if first.startswith("pid ")}
-        found = {"driver": process_bytes().private}
-        for name, pid in pids.items():
-            try:
-                found[name] = process_bytes(pid, children=True).private
-            except ProcessLookupError:
-                continue
-        return found
+            if step:
+                self.sizes.setdefault(step, process_bytes().private)
 
 
-def lowest(sizes: dict[int, dict[str, int]], start: int) -> dict[str, int]:
-    """Each process's least in some steps from `start` on: a step ends while a KV cache leaves, comes, or is away."""
-    seen = [found for step, found in sizes.items() if start <= step < start + WINDOW]
-    return {name: min(found[name] for found in seen) for name in set.intersection(*map(set, seen))}
+def held(run_dir: Path) -> dict[str, dict[int, int]]:
+    """By process and step: what it held when training ended, the engines' KV cache being away."""
+    found: dict[str, dict[int, int]] = {}
+    for row in read_ledger(run_dir / "memory.jsonl"):
+        if (row["kind"], row["phase"]) == ("phase", "train_actor"):
+            for peak in row["peaks"]:
+                found.setdefault(f"{peak['role']}-{peak['rank']}", {})[row["step"]] = peak["held_bytes"]
+    return found
+
+
+def lowest(sizes: dict[int, int], start: int) -> int:
+    """The least in some steps from `start` on: garbage comes and goes."""
+    return min(size for step, size in sizes.items() if start <= step < start + WINDOW)
 
 
 @pytest.fixture(scope="module")
@@ -64,15 +63,16 @@ def runs(tmp_path_factory):
     lines = {"resident": run(path, folder / "resident", "memory.policy=resident")}
     with Watch(folder / "swap_all") as watch:
         lines["swap_all"] = run(path, folder / "swap_all", "memory.policy=swap_all")
-    return lines, watch.sizes
+    return lines, held(folder / "swap_all") | {"driver": watch.sizes}
 
 
 def test_no_process_grows(runs):
     _, sizes = runs
-    early, late = lowest(sizes, SETTLED), lowest(sizes, STEPS - WINDOW)
-    assert {"driver", "actor-0", "actor-1", "rollout-0", "rollout-1"} <= set(late)
-    for name, size in late.items():
-        assert size - early[name] <= max(SHARE * early[name], BYTES), f"{name}: {early[name]} to {size} bytes"
+    assert {"driver", "actor-0", "actor-1", "rollout-0", "rollout-1"} <= set(sizes)
+    for name, of_step in sizes.items():
+        early, late = lowest(of_step, SETTLED), lowest(of_step, STEPS - WINDOW)
+        print(f"{name}: {early / 2**20:.0f} to {late / 2**20:.0f} MiB")
+        assert late - early <= max(SHARE * early, BYTES), f"{name}: {early} to {late} bytes"
 
 
 def test_swapping_changes_no_result(runs):
