@@ -7,6 +7,7 @@ import os
 import shutil
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from hybrid.files import nearest_there
 
@@ -26,24 +27,25 @@ def visible_gpus() -> int:
 
 def gpu_bytes() -> int | None:
     """Memory of the first GPU in bytes, None where NVML does not answer. The GPUs of a pool are taken to be alike."""
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        return int(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(0)).total)
-    except Exception:  # no driver, no library, or a MIG parent: three error classes, one meaning
-        return None
+    memory = _of_first_gpu("nvmlDeviceGetMemoryInfo")
+    return None if memory is None else int(memory.total)
 
 
 def gpu_has_bf16() -> bool:
     """Whether the first GPU computes in bf16 (compute capability 8.0 or more); True where NVML does not answer."""
+    capability = _of_first_gpu("nvmlDeviceGetCudaComputeCapability")
+    return capability is None or capability[0] >= 8
+
+
+def _of_first_gpu(question: str) -> Any:
+    """What NVML's function `question` says of the first GPU, None where NVML does not answer."""
     try:
         import pynvml
 
         pynvml.nvmlInit()
-        return pynvml.nvmlDeviceGetCudaComputeCapability(pynvml.nvmlDeviceGetHandleByIndex(0))[0] >= 8
-    except Exception:  # as above
-        return True
+        return getattr(pynvml, question)(pynvml.nvmlDeviceGetHandleByIndex(0))
+    except Exception:  # no driver, no library, or a MIG parent: three error classes, one meaning
+        return None
 
 
 def cpu_has_bf16() -> bool:

@@ -12,8 +12,6 @@ SHARE_OF_LINE_RATE = 0.6
 """What copies to pinned memory are planned with while all GPUs of a node copy, until measured."""
 FILE_BYTES_PER_S = 1e9
 """What the file tier is planned with until measured, all processes of a node together."""
-
-
 CALL_S = 0.025
 """Of a move that copies nothing, measured on CPU with two ranks of 1 to 2 GiB."""
 

@@ -32,19 +32,9 @@ class Advice:
 
 def advise(summary: Summary) -> tuple[Advice, ...]:
     """All advice that the numbers support, the most urgent first; of what would change the same setting only that."""
-    rules: tuple[Callable[[Summary], Advice | None], ...] = (
-        nearly_full,
-        plan_too_low,
-        leak,
-        kv_cache_full,
-        kv_cache_unused,
-        all_fits,
-        slow_tier,
-        room_for_micro_batches,
-    )
     taken: set[str] = set()
     kept = []
-    for found in filter(None, (rule(summary) for rule in rules)):
+    for found in filter(None, (rule(summary) for rule in RULES)):
         keys = {setting.partition("=")[0] for setting in (found.override or "").split()}
         if not keys & taken:
             kept.append(found)
@@ -207,3 +197,16 @@ def _phase(s: Summary, name: str) -> PhaseLine | None:
 
 def _mib(size: float) -> str:
     return f"{max(1, round(size / MIB))}MiB"
+
+
+RULES: tuple[Callable[[Summary], Advice | None], ...] = (
+    nearly_full,
+    plan_too_low,
+    leak,
+    kv_cache_full,
+    kv_cache_unused,
+    all_fits,
+    slow_tier,
+    room_for_micro_batches,
+)
+"""The most urgent first."""

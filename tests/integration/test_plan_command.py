@@ -35,6 +35,7 @@ def test_tables_and_the_verdict(path):
     assert done.returncode == 0, done.stderr
     for word in ("actor/optimizer", "train_actor", "headroom", "Nothing moves", "slow tier", "never moving", "fits:"):
         assert word in done.stdout, word
+    assert "Transitions" in plan(path, "memory.policy=swap_all").stdout
 
 
 def test_what_does_not_fit_ends_with_2_and_its_suggestions_fit(path):

@@ -176,7 +176,9 @@ def test_forced_policies_are_planned_as_forced(config):
     tight = "memory.device_bytes=700MiB"
     resident = choose(config(tight, "memory.policy=resident", "rollout.kv_cache=300MiB"), predict, SPEEDS)
     assert resident.shortages[0].nbytes > 0
-    assert ("memory.policy=auto",) in [each.overrides for each in suggestions(resident, predict, SPEEDS)]
+    ways = [each.overrides for each in suggestions(resident, predict, SPEEDS)]
+    numbers = ("train.micro_batch_tokens=", "rollout.kv_cache=")
+    assert next(way for way in ways if not way[0].startswith(numbers)) == ("memory.policy=auto",)
     everything = choose(config(tight, "memory.policy=swap_all", "rollout.kv_cache=300MiB"), predict, SPEEDS)
     auto = choose(config(tight, "rollout.kv_cache=300MiB"), predict, SPEEDS)
     assert everything.fits and auto.fits

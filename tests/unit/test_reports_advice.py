@@ -8,6 +8,7 @@ import pytest
 
 from hybrid.config import load_run
 from hybrid.reports.advice import (
+    RULES,
     advise,
     all_fits,
     kv_cache_full,
@@ -129,7 +130,8 @@ def test_no_two_advices_change_the_same_setting(resident):
 
 def test_overrides_can_be_typed(summary, resident, profile):
     full = replace(summary, capacity=int(summary.fullest.measured * 1.01))
-    typed = [advice.override for s in (summary, resident, full) for advice in advise(s) if advice.override]
-    assert len(typed) >= 3
+    found = [advice for s in (summary, resident, full) for advice in (rule(s) for rule in RULES) if advice]
+    typed = [advice.override for advice in found if advice.override]
+    assert len(typed) >= 5
     for override in typed:
         load_run(profile, override.split())
