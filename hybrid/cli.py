@@ -190,11 +190,7 @@ def _errors_for_people() -> Iterator[None]:
         raise typer.Exit(2 if isinstance(error, ConfigError) else 1) from error
     except (KeyboardInterrupt, SystemExit) as end:
         if isinstance(end, SystemExit) and not received:
-            if (
-                end.code != signal.SIGTERM
-            ):  # a handler of Ray's, put there behind our back, exits with the signal's number
-                raise
-            received.append(signal.SIGTERM)
+            raise
         typer.echo("interrupted", err=True)
         raise typer.Exit(128 + (received or [signal.SIGINT])[0]) from None
 

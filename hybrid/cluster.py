@@ -16,6 +16,9 @@ from hybrid.errors import PlacementError
 STOP_TIMEOUT_S = 10
 """For giving a pool back, and again for ending Ray."""
 
+ENDING = "ending Ray"
+"""Name of the thread that does."""
+
 OBJECT_STORE_BYTES = 512 * 2**20
 """Batches are token ids and log-probs: a small store is enough, and on a laptop the default (30 % of RAM) is not free."""
 
@@ -55,23 +58,36 @@ def start_ray(*, address: str | None, gpus: int, device: str, dashboard: bool) -
         return _init_ray(address, gpus, device, dashboard)
 
 
+def dashboard_url() -> str | None:
+    """Where the dashboard of the Ray that this process has joined is; None when it has none."""
+    with _own_signal_handlers():
+        url = ray.init(ignore_reinit_error=True, logging_level="ERROR").dashboard_url
+    return f"http://{url}" if url else None
+
+
 def within(seconds: float, end: Callable[[], Any]) -> None:
     """Call `end`, and wait no longer than `seconds`: a signal to the whole process group ends Ray before us, and calls to it then wait for
-    a minute, or fail. Its workers end with it."""
+    a minute, or fail. Its workers end with it.
+
+    Nothing is called while an earlier `end` still waits: when Ray is shut down beside it, its next call to Ray exits the process at once,
+    with status 1 and without a word.
+    """
+    if any(thread.name == ENDING for thread in threading.enumerate()):
+        return
 
     def attempt() -> None:
         with suppress(Exception):
             end()
 
-    ending = threading.Thread(target=attempt, name="stop", daemon=True)
+    ending = threading.Thread(target=attempt, name=ENDING, daemon=True)
     ending.start()
     ending.join(seconds)
 
 
 @contextmanager
 def _own_signal_handlers() -> Iterator[None]:
-    """Ray replaces the handler of SIGTERM, and ignores SIGCHLD, after which every command that this process runs, such as a reward
-    function's, seems to end with status 0. Ours come back."""
+    """Every `ray.init` replaces the handler of SIGTERM, by one that exits with a status of Ray's, and ignores SIGCHLD, after which every
+    command that this process runs, such as a reward function's, seems to end with status 0. Ours come back."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

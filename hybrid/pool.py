@@ -17,7 +17,7 @@ from ray.exceptions import GetTimeoutError, RayError
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from hybrid.cluster import STOP_TIMEOUT_S, start_ray, within
+from hybrid.cluster import STOP_TIMEOUT_S, dashboard_url, start_ray, within
 from hybrid.errors import PlacementError
 from hybrid.process import as_process
 from hybrid.supervision import Call, Worker, collect, kill_all, stream
@@ -139,18 +139,15 @@ def open_pool(
         if not group.wait(timeout_seconds=max(1.0, deadline - time.monotonic())):
             remove_placement_group(group)
             raise PlacementError(_short_of(num_nodes, gpus_per_node, f"no placement within {timeout_s:.0f} s"))
-        pool = Pool(group, [], processes_per_bundle, log_dir.absolute(), owns_ray, _dashboard_url(dashboard))
+        pool = Pool(
+            group, [], processes_per_bundle, log_dir.absolute(), owns_ray, dashboard_url() if dashboard else None
+        )
         pool.bundles = _order_bundles(pool, num_nodes, gpus_per_node, max(10.0, deadline - time.monotonic()))
         return pool
     except BaseException:
         if owns_ray:
             ray.shutdown()
         raise
-
-
-def _dashboard_url(wanted: bool) -> str | None:
-    url = ray.init(ignore_reinit_error=True, logging_level="ERROR").dashboard_url
-    return f"http://{url}" if wanted and url else None
 
 
 def _offers() -> list[dict[str, Any]]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
 
+from hybrid.cluster import dashboard_url, within
 from hybrid.errors import DeadlineExceeded, RewardError
 from hybrid.pool import open_pool
 
@@ -81,3 +84,36 @@ def test_a_wait_ends_when_what_runs_beside_it_fails(pool):
 def test_a_command_run_beside_a_pool_keeps_its_exit_status(pool):
     """Ray would ignore SIGCHLD, and a reward that runs programs would see every one succeed."""
     assert subprocess.run([sys.executable, "-c", "raise SystemExit(3)"]).returncode == 3
+
+
+def test_sigterm_means_beside_a_pool_what_it_meant_before(tmp_path):
+    """A handler of Ray's would end an interrupted run with another status and without a word."""
+    signals = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
+    before_all = signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        before = [signal.getsignal(number) for number in signals]
+        made = open_pool(num_nodes=1, gpus_per_node=1, processes_per_bundle=1, device="cpu", log_dir=tmp_path)
+        try:
+            dashboard_url()
+            assert [signal.getsignal(number) for number in signals] == before
+        finally:
+            made.stop()
+    finally:
+        signal.signal(signal.SIGTERM, before_all)
+
+
+def test_an_ending_that_hangs_is_left_alone():
+    answer, ended = threading.Event(), []
+    started = time.monotonic()
+    within(0.05, answer.wait)
+    within(0.05, lambda: ended.append("beside it"))
+    assert time.monotonic() - started < 1 and ended == []
+    answer.set()
+    deadline = time.monotonic() + 5
+    while ended == [] and time.monotonic() < deadline:
+        within(1, lambda: ended.append("after it"))
+    assert ended[0] == "after it"
+
+
+def test_an_ending_that_fails_is_no_error():
+    within(5, lambda: 1 / 0)
