@@ -8,6 +8,9 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+CHUNK_BYTES = 256 * 2**20
+"""Logits to hold at a time: the largest part of a step's memory that is free to choose. Fewer cost time: of more than one chunk each is
+computed twice."""
 CACHED_ELEMENTS = 2**20
 """float32 numbers that a core's cache holds with room to spare."""
 
@@ -33,7 +36,7 @@ def chunked_logprobs(
     recompute = torch.is_grad_enabled() and chunks > 1
     results = []
     for hidden_CH, targets_C in zip(hidden_NH.tensor_split(chunks), targets_N.tensor_split(chunks)):
-        args = (hidden_CH, head, targets_C, temperature, with_entropy, entropy_gradient, recompute, [])
+        args = (hidden_CH, head, targets_C, temperature, with_entropy, entropy_gradient, [])
         if recompute:
             results.append(checkpoint(_chunk_logprobs, *args, use_reentrant=False, preserve_rng_state=False))
         else:
@@ -47,6 +50,11 @@ def chunk_count(tokens: int, chunk_tokens: int = 1024) -> int:
     return max(1, -(-tokens // chunk_tokens))
 
 
+def tokens_per_chunk(vocabulary: int, element_bytes: int) -> int:
+    """Tokens whose logits, of so many bytes each, make a chunk of CHUNK_BYTES; at least 1."""
+    return max(1, CHUNK_BYTES // (vocabulary * element_bytes))
+
+
 def _chunk_logprobs(
     hidden_CH: Tensor,
     head: Callable[[Tensor], Tensor],
@@ -54,20 +62,21 @@ def _chunk_logprobs(
     temperature: float,
     with_entropy: bool,
     entropy_gradient: bool,
-    may_overwrite: bool,
     sums: list[tuple[Tensor, Tensor | None]],
 ) -> tuple[Tensor, Tensor | None]:
     logits_CV = head(hidden_CH)
+    may_overwrite = logits_CV is not hidden_CH
     return _TokenLogprobs.apply(logits_CV, targets_C, temperature, with_entropy, entropy_gradient, may_overwrite, sums)
 
 
 class _TokenLogprobs(torch.autograd.Function):
-    """Log-probs C of `targets_C` and entropies C from logits C x V, in one table of logits and, for the gradient, one more.
+    """Log-probs C of `targets_C` and entropies C from logits C x V, in one table, of logits and then of their gradient.
 
     Autograd would keep a table of log-softmax, one of softmax and one of their products. Here forward keeps the logits as they came
     and a log-sum-exp per token; backward fills the gradient, `(onehot - p) g / temperature` for a log-prob and
     `-p (log p + entropy) g / temperature` for an entropy. `may_overwrite`: into the memory of the logits, which are then good for one
-    backward pass only. `sums` keeps what is summed over the vocabulary, so that a recomputation in the backward pass needs the logits only.
+    backward pass only; autograd refuses a second. `sums` keeps what is summed over the vocabulary, so that a recomputation in the
+    backward pass needs the logits only.
     """
 
     @staticmethod

@@ -15,7 +15,7 @@ from transformers import (
     PretrainedConfig,
 )
 
-from hybrid.algorithms.logprobs import chunk_count, chunked_logprobs
+from hybrid.algorithms.logprobs import chunk_count, chunked_logprobs, tokens_per_chunk
 from hybrid.errors import ConfigError
 from hybrid.roles import attention
 from hybrid.roles.packing import PackedBatch
@@ -51,19 +51,21 @@ class PolicyModel(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """float32 log-probs R of `batch.targets_R` at `temperature`, and entropies R when asked for, with or without a gradient."""
         hidden_RH = _hidden(self.hf.base_model, batch)[batch.predict_R]
+        head = self.hf.get_output_embeddings()
+        chunk = tokens_per_chunk(head.out_features, hidden_RH.element_size())
         return chunked_logprobs(
             hidden_RH,
-            self.hf.get_output_embeddings(),
+            head,
             batch.targets_R,
             temperature,
+            chunk,
             with_entropy=with_entropy,
             entropy_gradient=entropy_gradient,
-            min_chunks=self._chunks_of_longest_rank(len(hidden_RH)),
+            min_chunks=self._chunks_of_longest_rank(chunk_count(len(hidden_RH), chunk)),
         )
 
-    def _chunks_of_longest_rank(self, tokens: int) -> int:
+    def _chunks_of_longest_rank(self, chunks: int) -> int:
         """Under ZeRO-3 each call of the head gathers its weight from all ranks, so all must make as many calls."""
-        chunks = chunk_count(tokens)
         if not hasattr(self.hf.get_output_embeddings().weight, "ds_id"):
             return chunks
         longest = torch.tensor(chunks)

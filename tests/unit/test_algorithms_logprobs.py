@@ -115,6 +115,21 @@ def test_bfloat16_heads_are_normalised_in_float32():
     assert hidden.grad.isfinite().all()
 
 
+def test_a_chunk_that_was_overwritten_refuses_a_second_gradient():
+    hidden, head, targets = make(20)
+    loss = chunked_logprobs(hidden, head, targets, 1.0)[0].sum()
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="inplace"):
+        loss.backward()
+
+
+def test_a_head_that_passes_on_what_it_gets_leaves_it_as_it_was():
+    logits = torch.randn(20, VOCABULARY, requires_grad=True)
+    before = logits.detach().clone()
+    chunked_logprobs(logits, nn.Identity(), torch.zeros(20, dtype=torch.long), 1.0)[0].sum().backward()
+    assert torch.equal(logits.detach(), before)
+
+
 def test_chunk_count():
     assert [chunk_count(n, 8) for n in (0, 1, 8, 9, 17)] == [1, 1, 1, 2, 3]
 
