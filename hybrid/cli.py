@@ -190,7 +190,9 @@ def _errors_for_people() -> Iterator[None]:
         raise typer.Exit(2 if isinstance(error, ConfigError) else 1) from error
     except (KeyboardInterrupt, SystemExit) as end:
         if isinstance(end, SystemExit) and not received:
-            raise
+            if end.code != signal.SIGTERM:
+                raise
+            received.append(signal.SIGTERM)  # while Ray starts, its own handler exits with the signal's number
         typer.echo("interrupted", err=True)
         raise typer.Exit(128 + (received or [signal.SIGINT])[0]) from None
 

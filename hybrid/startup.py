@@ -44,6 +44,7 @@ def spawn_role(cfg: RunConfig, pool: Pool, role: str) -> RoleGroup:
         threads=threads,
         tier=cfg.memory.tier,
         swap_dir=str(swap_folder(cfg)),
+        keep_heap=cfg.memory.keep_heap,
     )
 
 

@@ -33,8 +33,8 @@ def resolve(cfg: RunConfig, run_dir: Path | None = None) -> RunConfig:
     `run_dir` becomes logging.runs_dir and logging.name; None: the folder that a run started now would get. What could
     not be had is left: 0 GPUs for the rules to report; `memory.device_bytes` and `tier_bytes`, and with them perhaps
     `rollout.kv_cache`, at auto for GPUs that are not here, which happens in dry runs and plans only. `rollout.kv_cache`
-    and `train.micro_batch_tokens` are the most that is of use and optimizers are on the device: `hybrid.planning` may
-    choose anew. `notes` says what the user should know, `autos` which keys were auto.
+    and `train.micro_batch_tokens` are the most that is of use, optimizers are on the device and no heap is kept:
+    `hybrid.planning` may choose anew. `notes` says what the user should know, `autos` which keys were auto.
     """
     autos = tuple(dict.fromkeys((*cfg.autos, *auto_keys(cfg))))
     run_dir = run_dir or default_run_dir(cfg)
@@ -132,7 +132,13 @@ def _memory(cfg: RunConfig, run_dir: Path) -> dict[str, Any]:
             TIER_SHARES[tier]
             * (machine.ram_bytes() if tier == "pinned" else machine.free_disk_bytes(swap_dir or run_dir))
         )
-    return {"tier": tier, "swap_dir": str(swap_dir) if swap_dir else None, "device_bytes": size, "tier_bytes": room}
+    return {
+        "tier": tier,
+        "swap_dir": str(swap_dir) if swap_dir else None,
+        "device_bytes": size,
+        "tier_bytes": room,
+        "keep_heap": on_cpu and memory.keep_heap is True,
+    }
 
 
 def _micro_batch_tokens(cfg: RunConfig) -> int:

@@ -222,6 +222,9 @@ class Memory(Section):
     tier_bytes: Size | Auto = "auto"
     """Bytes on each node for what leaves. `auto`: 0.8 x RAM (pinned), 0.9 x free disk (file); not bounded in a plan for
     other machines."""
+    keep_heap: bool | Auto = "auto"
+    """On cpu: roles keep what a phase leaves free in their heaps for their next one, instead of touching new memory, which costs
+    up to a third of a step. `auto`: where nothing needs the room. No effect on cuda."""
     residue_tolerance: Share = 0.10
     """After a tenant left, measured memory may exceed counted memory by this share ..."""
     residue_slack: Bytes = 64 * 2**20

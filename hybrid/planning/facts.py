@@ -31,10 +31,6 @@ class ProcessBytes:
 CPU_ROLE = ProcessBytes(private=396 * MIB, shared=236 * MIB)
 CPU_ENGINE = ProcessBytes(private=656 * MIB, shared=241 * MIB)
 """By `calibrate` on an x86 server with two cores: torch 2.13, transformers 5.19, DeepSpeed 0.19.8, vLLM 0.32.0, Ray 2.60."""
-CPU_HEAP_SHARE, CPU_HEAP = 0.6, 60 * MIB
-"""While a role trains on CPU: what glibc's heap holds free beside the working set, as a share of it, and what kernels keep. Measured with
-two ranks and models of 10 to 90 M parameters (tests/benchmarks/plan_vs_measured.py, then with other models): 0.3 to 1.1, 50 to 80 MiB.
-ZeRO-3, which gathers and drops parameters all the while, leaves more: once the working set, and its gathered parameters twice."""
 CUDA_CONTEXT = 500 * MIB
 """With lazily loaded modules (pytorch #107667: about 300 MB bare), and cuBLAS's workspaces of 32 MiB per handle on Hopper."""
 NCCL_COMMUNICATOR = 700 * MIB

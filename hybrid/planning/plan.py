@@ -122,14 +122,25 @@ def choose(cfg: RunConfig, predict: Predict, speeds: Speeds) -> Plan:
     KV cache and micro-batch: as large as useful comes first. Where that neither fits nor comes within WORTH of the least movement, first
     the KV cache is lowered, with the smallest micro-batch: in eighths, to no less than half for the sake of movement, because half the
     sequences at a time may double the time of generating; further, down to one sequence, only to fit. Then the largest micro-batch is
-    taken with which movement stays within WORTH of what that gave. Optimizers go to the CPU only where nothing else fits, as few as do:
-    how long a CPU steps is not planned. When nothing fits, the plan is that of the smallest KV cache and micro-batch.
+    taken with which movement stays within WORTH of what that gave. Heaps are kept where nothing moves and they have room. Optimizers go
+    to the CPU only where nothing else fits, as few as do: how long a CPU steps is not planned. When nothing fits, the plan is that of the
+    smallest KV cache and micro-batch.
     """
     plan = _choose_sizes(cfg, predict, speeds)
     if plan.fits:
-        return plan
+        return _keeping_heaps(plan, predict, speeds)
     others = (_choose_sizes(each, predict, speeds) for each in offloading(cfg))
     return next((other for other in others if other.fits), plan)
+
+
+def _keeping_heaps(plan: Plan, predict: Predict, speeds: Speeds) -> Plan:
+    """`plan` with heaps kept, where that was left open, nothing moves, and they have room in every phase."""
+    cfg = plan.cfg
+    if "memory.keep_heap" not in cfg.autos or cfg.cluster.device != "cpu" or plan.seconds_per_step > 0:
+        return plan
+    memory = cfg.memory.model_copy(update={"keep_heap": True})
+    kept = make_plan(cfg.model_copy(update={"memory": memory}), predict, speeds)
+    return kept if kept.fits and kept.seconds_per_step == 0 else plan
 
 
 def _choose_sizes(cfg: RunConfig, predict: Predict, speeds: Speeds) -> Plan:

@@ -14,7 +14,8 @@ from hybrid.planning.engine import (
     profiling_bytes,
     sampling_bytes,
 )
-from hybrid.planning.facts import CPU_HEAP, CPU_HEAP_SHARE, MachineFacts
+from hybrid.planning.facts import MachineFacts
+from hybrid.planning.heap import on_heap, with_kept_heaps
 from hybrid.planning.machine_use import host_use, overhead
 from hybrid.planning.micro_batch import Workload, workload
 from hybrid.planning.model_state import frozen_bytes, partition, trained_state
@@ -50,7 +51,8 @@ def predict(cfg: RunConfig, machine: MachineFacts) -> Prediction:
     if machine.allocator_share:
         phases = [_rounded(use, machine.allocator_share) for use in phases]
     if cfg.cluster.device == "cpu":
-        phases = [_on_heap(use) if use.phase in ("train_actor", "train_critic") else use for use in phases]
+        phases = [on_heap(use) for use in phases]
+        phases = with_kept_heaps(phases, cfg) if cfg.memory.keep_heap else phases
     return Prediction(
         tuple(plan.tenants()),
         tuple(phases),
@@ -66,12 +68,6 @@ def _rounded(use: PhaseUse, share: float) -> PhaseUse:
         return PhaseUse(use.phase, {name: int((1 + share) * size) for name, size in use.parts.items()})
     extra = int(share * use.working_bytes)
     return PhaseUse(use.phase, use.parts | {"allocator rounding": extra}) if extra else use
-
-
-def _on_heap(use: PhaseUse) -> PhaseUse:
-    gathered = use.parts.get("gathered parameters")
-    free = use.working_bytes + 2 * gathered if gathered else int(CPU_HEAP_SHARE * use.working_bytes) + CPU_HEAP
-    return PhaseUse(use.phase, use.parts | {"free in the heap": free})
 
 
 class _Run:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from hybrid.garbage import resume_gc
 from hybrid.memory.node_copy import NodeTier
-from hybrid.memory.probe import PeakSampler, held_and_shared, measured_bytes, release_free_memory
+from hybrid.memory.probe import PeakSampler, held_and_shared, keep_free_memory, measured_bytes, release_free_memory
 from hybrid.memory.storages import as_tensor
 from hybrid.memory.swap import Part, StorageSwap, come_parts, leave_parts
 from hybrid.memory.tenants import RankMoved, RankPeak
@@ -69,8 +69,8 @@ class ModelWorker(DistributedWorker):
     read_only = False
     """True where nothing trains: the first copy outside the device stays valid."""
 
-    def __init__(self, *args, tier: str, swap_dir: str, node_ranks: list[int], **kwargs):
-        """`node_ranks`: ranks of this role on this node, this one among them."""
+    def __init__(self, *args, tier: str, swap_dir: str, node_ranks: list[int], keep_heap: bool = False, **kwargs):
+        """`node_ranks`: ranks of this role on this node, this one among them. `keep_heap`: `tidy` gives no memory back."""
         super().__init__(*args, **kwargs)
         self.model: TrainedModel | FrozenModel | None = None
         own = make_tier(tier, Path(swap_dir) / f"{self.role}-{self.rank}")
@@ -78,6 +78,7 @@ class ModelWorker(DistributedWorker):
         self.tier = NodeTier(own, Path(swap_dir) / f"{self.role}-{self.node}", is_writer=self.rank == min(node_ranks))
         self.swap = StorageSwap(self.tier, self.device.type)
         self.peak = PeakSampler(self.device.type)
+        self.keeps_heap = keep_heap and self.device.type == "cpu"
         self.share_prompts = True
 
     def leave(self, parts: list[str]) -> list[RankMoved]:
@@ -104,6 +105,8 @@ class ModelWorker(DistributedWorker):
             as_tensor(storage).zero_()
         gc.collect()
         resume_gc()
+        if self.keeps_heap:
+            keep_free_memory()
         return self.count()
 
     def count(self) -> dict[str, int]:
@@ -118,9 +121,10 @@ class ModelWorker(DistributedWorker):
         return RankPeak(self.role, self.rank, self.peak.take(), *held_and_shared(self.device.type))
 
     def tidy(self) -> None:
-        """Give back what a phase left in caches: the next one's tenants count on it."""
+        """Give back what a phase left in caches, where the next one's tenants count on it."""
         self.model.drop_caches()
-        release_free_memory(self.device, collect=False)
+        if not self.keeps_heap:
+            release_free_memory(self.device, collect=False)
 
     def measure(self) -> int:
         """Bytes that this process holds now."""

@@ -1,11 +1,13 @@
 """Seconds of a GRPO step by us over those of TRL (extra `bench`): the same model, prompts, tokens and threads, steps taking turns.
 
-    python tests/benchmarks/step_vs_trl.py [--workload default|long-prompt] [--steps 6] [--threads N]
+    python tests/benchmarks/step_vs_trl.py [--workload default|long-prompt] [--steps 6] [--threads N] [--eager]
 
 Both: SmolLM2-135M (launch/quickstart.sh makes it), weights and passes in bf16, one process group of one (logical) GPU, all cores for
 whoever has its turn, beta 0, one optimizer step per rollout, answers of exactly so many tokens, the reward their length in characters.
 Ours also keeps fp32 masters and moments; TRL's AdamW works on the bf16 weights. TRL generates with transformers: its vLLM mode fails on
-CPU when it loads weights into the engine, whose layers have packed theirs. Ours is the loop of `hybrid train`, records and all.
+CPU when it loads weights into the engine, whose layers have packed theirs. Ours is the loop of `hybrid train`, records and all, with
+rollout.enforce_eager=false, which pays in runs of more than some 50 such steps: the engine compiles for a minute or two before the first.
+--eager leaves that at its default on CPU.
 
 The first step of each warms up. The last line is the median of ours over the median of TRL's; at most 0.45 is wanted. On a machine with
 other work compare CPU seconds instead, with `--threads 1`: threads that wait for each other spin.
@@ -42,6 +44,7 @@ def main() -> None:
     arguments.add_argument("--workload", choices=WORKLOADS, default="default")
     arguments.add_argument("--steps", type=int, default=6, help="measured, beside one that warms up")
     arguments.add_argument("--threads", type=int, default=cpu_cores(), help="of each process; all cores if not given")
+    arguments.add_argument("--eager", action="store_true", help="do not compile our engine")
     options = arguments.parse_args()
     try:
         import trl  # noqa: F401
@@ -50,10 +53,11 @@ def main() -> None:
     if not MODEL.is_dir():
         sys.exit(f"{MODEL} is not there: launch/quickstart.sh makes it.")
     workload = WORKLOADS[options.workload]
-    print(f"{workload}; bf16, on our side with fp32 masters", flush=True)
+    engine = "default" if options.eager else "compiled"
+    print(f"{workload}; bf16, on our side with fp32 masters; our engine {engine}", flush=True)
     asked = questions(workload, load_tokenizer(), workload.prompts * (options.steps + 1))
-    cluster = {"threads_per_process": options.threads}
-    with tempfile.TemporaryDirectory() as folder, our_run(workload, asked, Path(folder), cluster=cluster) as ours:
+    sections = {"cluster": {"threads_per_process": options.threads}, "rollout": {"enforce_eager": options.eager}}
+    with tempfile.TemporaryDirectory() as folder, our_run(workload, asked, Path(folder), **sections) as ours:
         turns = run_trl(workload, asked, Path(folder) / "trl", ours, options.threads)
     show(turns[1:])
 

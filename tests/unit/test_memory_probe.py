@@ -1,5 +1,6 @@
 """Measured bytes: of this process, of children, and peaks between two looks."""
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -31,6 +32,33 @@ def test_process_bytes_follow_an_allocation():
         assert getattr(after, field) - getattr(before, field) == pytest.approx(block.nbytes, rel=0.1)
     assert after.peak_rss >= after.rss - MIB
     assert abs(measured_bytes("cpu") - after.pss) < 2 * MIB
+
+
+FREES = """
+import torch
+from hybrid.memory.probe import keep_free_memory, process_bytes, release_free_memory
+{first}
+blocks = [torch.ones(8 << 18) for _ in range(24)]
+full = process_bytes().rss
+del blocks
+freed = process_bytes().rss
+release_free_memory("cpu")
+print(*((full - size) >> 20 for size in (freed, process_bytes().rss)))
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="glibc's")
+def test_freed_memory_is_kept_until_it_is_given_back():
+    """24 blocks of 8 MiB."""
+
+    def given_back(first):
+        code = FREES.format(first=first)
+        printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+        return [int(size) for size in printed.split()]
+
+    assert min(given_back("")) > 180
+    on_freeing, when_asked = given_back("keep_free_memory()")
+    assert on_freeing < 10 and when_asked > 180
 
 
 def test_another_process_is_measured_from_outside_and_children_are_added(child):

@@ -2,6 +2,7 @@
 
 import io
 import json
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -77,6 +78,26 @@ def test_with_room_all_is_as_large_as_useful_and_nothing_moves(config):
     assert plan.fits and plan.seconds_per_step == 0
     assert chosen(plan) == (768, 16384)
     assert len(never_moving(plan)) == 4
+
+
+@pytest.mark.parametrize(
+    ("overrides", "size", "kept"),
+    [
+        (["cluster.device=cpu"], "4GiB", True),
+        (["cluster.device=cpu", "memory.keep_heap=false"], "4GiB", False),
+        (["cluster.device=cpu"], "1400MiB", False),  # fits, but for what would be kept
+        (["cluster.device=cpu", "memory.policy=swap_all"], "4GiB", False),
+        (["cluster.device=cuda"], "4GiB", False),
+    ],
+)
+def test_heaps_are_kept_where_nothing_moves_and_they_have_room(config, overrides, size, kept):
+    def with_heap(cfg):
+        plain, held = predict(cfg), {"kept in the heap": 400 * MIB} if cfg.memory.keep_heap else {}
+        phases = tuple(replace(use, parts=use.parts | held) for use in plain.phases)
+        return replace(plain, phases=phases)
+
+    plan = choose(config(*overrides, f"memory.device_bytes={size}", "rollout.kv_cache=768MiB"), with_heap, SPEEDS)
+    assert plan.fits and plan.cfg.memory.keep_heap == kept
 
 
 def test_a_smaller_kv_cache_is_taken_where_it_saves_movement_but_not_below_half(config):

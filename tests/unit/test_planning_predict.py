@@ -95,6 +95,21 @@ def test_zero_3_gathers_what_zero_2_holds(plan):
     assert weights[3] < 0.6 * weights[2] and gathered >= 0.9 * weights[2]
 
 
+def test_a_kept_heap_is_there_in_every_phase_but_where_it_is_worked_in(plan):
+    ppo = {"advantage": "gae", "kl_coef": 0.1}
+    plain, kept = (
+        {use.phase: use for use in plan(algorithm=ppo, memory={"keep_heap": keep}).phases} for keep in (False, True)
+    )
+    held = {phase: use.parts.get("kept in the heap", 0) for phase, use in kept.items()}
+    assert held["init"] == 0 and held["generate"] == held["sync"] > 0
+    actor, critic = (plain[f"train_{role}"].working_bytes for role in ("actor", "critic"))
+    assert held["generate"] <= actor + critic + plain["forward"].working_bytes
+    assert held["train_critic"] > 0 and held["train_actor"] > 0, "the other's"
+    assert held["train_critic"] + held["train_actor"] < held["generate"] + min(actor, critic)
+    for phase, use in plain.items():
+        assert {n: s for n, s in kept[phase].parts.items() if n != "kept in the heap"} == use.parts
+
+
 def test_an_unknown_gpu_leaves_the_kv_cache_unknown(model):
     cfg = config(model)
     cfg = cfg.model_copy(update={"rollout": cfg.rollout.model_copy(update={"kv_cache": "auto"})})
