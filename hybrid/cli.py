@@ -185,16 +185,18 @@ def _errors_for_people() -> Iterator[None]:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes at its end
         raise typer.Exit(128 + signal.SIGPIPE) from None
-    except HybridError as error:
+    except (Exception, KeyboardInterrupt, SystemExit) as error:
+        if isinstance(error, SystemExit) and error.code == signal.SIGTERM:
+            received.append(signal.SIGTERM)  # while Ray starts, its own handler exits with the signal's number
+        if received or isinstance(error, KeyboardInterrupt):  # what failed after a signal failed for it
+            for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                signal.signal(name, signal.SIG_IGN)
+            typer.echo("interrupted", err=True)
+            raise typer.Exit(128 + (received or [signal.SIGINT])[0]) from None
+        if not isinstance(error, HybridError):
+            raise
         typer.secho(f"error: {error}", fg=typer.colors.RED if sys.stderr.isatty() else None, err=True)
         raise typer.Exit(2 if isinstance(error, ConfigError) else 1) from error
-    except (KeyboardInterrupt, SystemExit) as end:
-        if isinstance(end, SystemExit) and not received:
-            if end.code != signal.SIGTERM:
-                raise
-            received.append(signal.SIGTERM)  # while Ray starts, its own handler exits with the signal's number
-        typer.echo("interrupted", err=True)
-        raise typer.Exit(128 + (received or [signal.SIGINT])[0]) from None
 
 
 def _show(cfg: RunConfig) -> None:

@@ -92,9 +92,11 @@ def _own_signal_handlers() -> Iterator[None]:
         yield
         return
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)}
-    yield
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def _init_ray(address: str | None, gpus: int, device: str, dashboard: bool) -> bool:

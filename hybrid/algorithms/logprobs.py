@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 CHUNK_BYTES = 256 * 2**20
-"""Logits to hold at a time: the largest part of a step's memory that is free to choose. Fewer cost time: of more than one chunk each is
-computed twice."""
+"""Of logits in the model's dtype, to hold at a time; on CUDA the backward pass of a bf16 chunk takes two float32 tables besides. Fewer cost
+time: of more than one chunk each is computed twice."""
 CACHED_ELEMENTS = 2**20
 """float32 numbers that a core's cache holds with room to spare."""
 
@@ -65,7 +65,7 @@ def _chunk_logprobs(
     sums: list[tuple[Tensor, Tensor | None]],
 ) -> tuple[Tensor, Tensor | None]:
     logits_CV = head(hidden_CH)
-    may_overwrite = logits_CV is not hidden_CH
+    may_overwrite = logits_CV.untyped_storage()._cdata != hidden_CH.untyped_storage()._cdata
     return _TokenLogprobs.apply(logits_CV, targets_C, temperature, with_entropy, entropy_gradient, may_overwrite, sums)
 
 

@@ -36,7 +36,8 @@ def resolve(cfg: RunConfig, run_dir: Path | None = None) -> RunConfig:
     and `train.micro_batch_tokens` are the most that is of use, optimizers are on the device and no heap is kept:
     `hybrid.planning` may choose anew. `notes` says what the user should know, `autos` which keys were auto.
     """
-    autos = tuple(dict.fromkeys((*cfg.autos, *auto_keys(cfg))))
+    wished = ["memory.keep_heap"] if cfg.memory.keep_heap is True else []
+    autos = tuple(dict.fromkeys((*cfg.autos, *auto_keys(cfg), *wished)))
     run_dir = run_dir or default_run_dir(cfg)
     notes: list[str] = []
     cfg = _update(cfg, cluster=_cluster(cfg))
@@ -137,7 +138,7 @@ def _memory(cfg: RunConfig, run_dir: Path) -> dict[str, Any]:
         "swap_dir": str(swap_dir) if swap_dir else None,
         "device_bytes": size,
         "tier_bytes": room,
-        "keep_heap": on_cpu and memory.keep_heap is True,
+        "keep_heap": False,
     }
 
 

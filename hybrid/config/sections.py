@@ -142,7 +142,7 @@ class Rollout(Section):
     """Sequences that an engine works on at a time."""
     enforce_eager: bool | Auto = "auto"
     """No CUDA graphs, and nothing compiled: starts faster, generates slower. `auto`: true on cpu, where false compiles for a
-    minute and then takes a fifth less CPU time to generate (135M parameters, 32 sequences): for runs of an hour or more."""
+    minute or two and then takes a quarter less time to generate (135M parameters, 32 sequences): for runs of an hour or more."""
     weight_bucket: Size | Auto = "auto"
     """Bytes of weights that one message of a weight sync carries; on cuda at least the largest tensor. `auto`: 256MiB
     on cpu, 2GiB on cuda."""
@@ -224,7 +224,7 @@ class Memory(Section):
     other machines."""
     keep_heap: bool | Auto = "auto"
     """On cpu: roles keep what a phase leaves free in their heaps for their next one, instead of touching new memory, which costs
-    up to a third of a step. `auto`: where nothing needs the room. No effect on cuda."""
+    up to a third of a step. `auto`, true: where nothing moves in a step and the plan has room for it. Never on cuda."""
     residue_tolerance: Share = 0.10
     """After a tenant left, measured memory may exceed counted memory by this share ..."""
     residue_slack: Bytes = 64 * 2**20

@@ -134,7 +134,8 @@ def choose(cfg: RunConfig, predict: Predict, speeds: Speeds) -> Plan:
 
 
 def _keeping_heaps(plan: Plan, predict: Predict, speeds: Speeds) -> Plan:
-    """`plan` with heaps kept, where that was left open, nothing moves, and they have room in every phase."""
+    """`plan` with heaps kept, where that may be, nothing moves in a step, and they have room in every phase. What moves finds no heap kept:
+    a role gives back all that is free when it leaves."""
     cfg = plan.cfg
     if "memory.keep_heap" not in cfg.autos or cfg.cluster.device != "cpu" or plan.seconds_per_step > 0:
         return plan

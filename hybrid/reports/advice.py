@@ -57,6 +57,8 @@ def nearly_full(s: Summary) -> Advice | None:
         return Advice(
             f"{text} Halve the micro-batch.", f"train.micro_batch_tokens={s.settings.micro_batch_tokens // 2}"
         )
+    if full.phase not in TRAINING and s.settings.keep_heap:
+        return Advice(f"{text} Let roles give back what they free.", "memory.keep_heap=false")
     if full.phase in ("generate", "evaluate") and s.settings.kv_cache_bytes:
         return Advice(f"{text} Give the KV cache less.", f"rollout.kv_cache={_mib(s.settings.kv_cache_bytes * 0.75)}")
     if s.policy == "resident":

@@ -78,7 +78,7 @@ def _notes(s: Summary) -> tuple[str, ...]:
     notes = [
         "Counted: bytes of the tenants' storages. Measured: the highest memory of each process on the GPU during the phase, added up; on "
         "CUDA what the device had in use. Unattributed: measured less counted, made of processes at rest (interpreters, libraries, "
-        "contexts) and the work of the phase (activations, buffers, what the allocator keeps).",
+        "contexts) and the work of the phase (activations, buffers, what allocators and heaps keep).",
         "Bytes are those of one GPU, the one that was fullest; on a machine without GPUs that is one rank of every role and its engine. "
         "1 GiB is 2^30 bytes, 1 GB/s is 10^9 bytes a second.",
         "Highs of the processes in a phase may lie at different moments, so that their sum is a bound.",

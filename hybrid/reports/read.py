@@ -24,6 +24,7 @@ KEPT_SETTINGS = {
     "policy": ("memory", "policy"),
     "tier": ("memory", "tier"),
     "capacity_bytes": ("memory", "device_bytes"),
+    "keep_heap": ("memory", "keep_heap"),
     "kv_cache_bytes": ("rollout", "kv_cache"),
     "micro_batch_tokens": ("train", "micro_batch_tokens"),
     "gradient_checkpointing": ("model", "gradient_checkpointing"),
@@ -105,6 +106,7 @@ class Settings:
     policy: str | None = None
     tier: str | None = None
     capacity_bytes: int | None = None
+    keep_heap: bool | None = None
     kv_cache_bytes: int | None = None
     micro_batch_tokens: int | None = None
     gradient_checkpointing: bool | None = None

@@ -20,7 +20,9 @@ TRAINING = ("train_critic", "train_actor")
 def timeline(run: Run) -> Timeline:
     """The fullest GPU's timeline."""
     place = _fullest(run.rows)
-    builder = _Builder(place, _start(run.rows), on_cuda=run.settings.device == "cuda")
+    builder = _Builder(
+        place, _start(run.rows), on_cuda=run.settings.device == "cuda", keeps_heap=bool(run.settings.keep_heap)
+    )
     for row in run.rows:
         builder.add(row)
     attribute(builder.spans)
@@ -58,8 +60,9 @@ def _peaks(peaks: Iterable[Row], place: Place) -> dict[str, int]:
 class _Builder:
     """Reads rows in order. `resident` is what is on the GPU now, `cursor` until when spans exist."""
 
-    def __init__(self, place: Place, start: float, on_cuda: bool):
-        self.place, self.start, self.on_cuda = place, start, on_cuda
+    def __init__(self, place: Place, start: float, on_cuda: bool, keeps_heap: bool):
+        self.place, self.start, self.on_cuda, self.keeps_heap = place, start, on_cuda, keeps_heap
+        self.has_trained = False
         self.spans: list[Span] = []
         self.rests: list[Rest] = []
         self.failure: Row | None = None
@@ -94,6 +97,7 @@ class _Builder:
         self.phase = row["phase"]
 
     def _add_phase(self, row: Row, time: float) -> None:
+        self.has_trained |= row["phase"] in TRAINING
         if row["phase"] != INIT:
             self._until(time - row["seconds"], "between", row)
         if row.get("arrival"):
@@ -161,7 +165,8 @@ class _Builder:
         if self.on_cuda and role == ENGINE:
             return  # an engine's measure is the whole device there
         rest = max(0, self.place.share(role, held) - of_role(self.resident, role))
-        self.rest[role] = rest
+        if not (self.keeps_heap and self.has_trained):  # a heap that is kept is work of the phases, not rest
+            self.rest[role] = rest
         self.rests.append(Rest(step, role, rest))
 
     def _grew(self, phase: str, tenant: str, size: int) -> None:

@@ -113,6 +113,8 @@ def _culprit(reward: RewardFunction, batch: Batch, error: BaseException, seconds
             reward({name: [values[index]] for name, values in batch.items()}, left)
         except Hung:
             return None
+        except KeyboardInterrupt:
+            raise
         except BaseException as single:
             if type(single) is type(error):
                 return index

@@ -52,7 +52,8 @@ class PolicyModel(nn.Module):
         """float32 log-probs R of `batch.targets_R` at `temperature`, and entropies R when asked for, with or without a gradient."""
         hidden_RH = _hidden(self.hf.base_model, batch)[batch.predict_R]
         head = self.hf.get_output_embeddings()
-        chunk = tokens_per_chunk(head.out_features, hidden_RH.element_size())
+        vocabulary = getattr(head.weight, "ds_shape", head.weight.shape)[0]
+        chunk = tokens_per_chunk(vocabulary, hidden_RH.element_size())
         return chunked_logprobs(
             hidden_RH,
             head,

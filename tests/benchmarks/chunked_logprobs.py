@@ -20,7 +20,7 @@ import psutil
 import torch
 from torch import nn
 
-from hybrid.algorithms.logprobs import chunked_logprobs
+from hybrid.algorithms.logprobs import chunked_logprobs, tokens_per_chunk
 
 MOST_MEMORY, MOST_TIME = 1 / 3, 1.25
 
@@ -67,7 +67,8 @@ def _plain(head, hidden_NH, targets_N, with_entropy) -> None:
 
 
 def _chunked(head, hidden_NH, targets_N, with_entropy) -> None:
-    logprobs_N, entropies_N = chunked_logprobs(hidden_NH, head, targets_N, 1.0, with_entropy=with_entropy)
+    chunk = tokens_per_chunk(head.out_features, hidden_NH.element_size())
+    logprobs_N, entropies_N = chunked_logprobs(hidden_NH, head, targets_N, 1.0, chunk, with_entropy=with_entropy)
     loss = logprobs_N.sum()
     if with_entropy:
         loss = loss + 0.01 * entropies_N.sum()

@@ -135,6 +135,23 @@ def test_mistakes_in_the_profile_end_with_2_and_one_message(profile, hybrid_comm
     assert not (tmp_path / "runs").exists()
 
 
+def test_what_fails_after_a_signal_failed_for_it(profile, hybrid_command, trainer):
+    def launch(cfg, run_dir):
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        finally:
+            raise WorkerDied("actor rank 1 on node 10.0.0.2 died")
+
+    trainer.module.launch = launch
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        result = hybrid_command("train", profile)
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    assert (result.exit_code, result.stderr) == (143, "interrupted\n")
+
+
 def test_errors_of_a_run_end_with_1_and_no_traceback(profile, hybrid_command, trainer):
     def launch(cfg, run_dir):
         raise WorkerDied("actor rank 1 on node 10.0.0.2 died")

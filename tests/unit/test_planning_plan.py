@@ -88,6 +88,10 @@ def test_with_room_all_is_as_large_as_useful_and_nothing_moves(config):
         (["cluster.device=cpu"], "1400MiB", False),  # fits, but for what would be kept
         (["cluster.device=cpu", "memory.policy=swap_all"], "4GiB", False),
         (["cluster.device=cuda"], "4GiB", False),
+        (["cluster.device=cpu", "memory.keep_heap=true"], "4GiB", True),
+        (["cluster.device=cpu", "memory.keep_heap=true"], "1400MiB", False),
+        (["cluster.device=cpu", "memory.keep_heap=true", "memory.policy=swap_all"], "4GiB", False),
+        (["cluster.device=cuda", "memory.keep_heap=true"], "4GiB", False),
     ],
 )
 def test_heaps_are_kept_where_nothing_moves_and_they_have_room(config, overrides, size, kept):
