@@ -48,11 +48,17 @@ def trainer(monkeypatch):
 
 
 def start(*args: str, cwd: Path) -> subprocess.Popen:
-    """The command as its own process."""
+    """The command as its own process, which hears SIGHUP even when the tests run under nohup."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(cwd), str(CHECKOUT)])}
     command = [sys.executable, "-c", "from hybrid.cli import main; main()", *args]
     return subprocess.Popen(
-        command, cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command,
+        cwd=cwd,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
     )
 
 
