@@ -127,8 +127,8 @@ def release_free_memory(device: str | torch.device, collect: bool = True) -> Non
 
 
 def keep_free_memory() -> None:
-    """Let this process keep what it frees, from now on, until `release_free_memory`: on CPU, where a page that is touched for the first
-    time costs more than the arithmetic on it. Large blocks then come from the heap too, which they fragment."""
+    """Let this process keep in its heap what it frees, from now on, until `release_free_memory`: on CPU a page that is touched for the
+    first time costs more than the arithmetic on it."""
     if hasattr(_LIBC, "mallopt"):  # glibc
         for option, value in _KEEP_FREED.items():
             _LIBC.mallopt(option, value)

@@ -43,9 +43,9 @@ def score(reward: RewardFunction, samples: Sequence[Sample]) -> list[float]:
     except Hung as hung:
         rule = f"did not return within {reward.timeout_s:g} s: {hung}"
         raise _error(reward, rule, "Raise reward.timeout_s, or make it faster.", samples, 0, "first sample") from hung
+    except KeyboardInterrupt:
+        raise
     except BaseException as error:
-        if isinstance(error, KeyboardInterrupt):
-            raise
         index = _culprit(reward, batch, error, started + reward.timeout_s - time.monotonic())
         which = "sample" if index is not None else "no sample alone makes it raise; the first one"
         raise _error(reward, f"raised {_raised(error)}", "Correct it.", samples, index or 0, which) from error
