@@ -160,7 +160,7 @@ def _prompt(
         if cfg.data.too_long == "error":
             raise DataError(f"{rule}. Raise that, shorten the prompt, or set data.too_long=drop.")
         raise Skip(f"{rule}.", dropped=True)
-    return Prompt(index=0, text=text, token_ids=token_ids, label=label, columns=columns)
+    return Prompt(index=0, text=text, token_ids=token_ids, label=label, columns=columns, where=where)
 
 
 def _task_source(cfg: RunConfig, tokenizer: PreTrainedTokenizerBase, task: Task) -> PromptSource:

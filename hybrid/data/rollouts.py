@@ -22,7 +22,7 @@ from hybrid.telemetry.jsonl import JsonLines, read_lines
 _TUPLE, _PAIRS = "__tuple__", "__pairs__"
 _PROMPT = tuple(f.name for f in fields(Prompt))
 _SAMPLE = tuple(f.name for f in fields(Sample))
-_LATER = {"score", "greedy"}
+_LATER = {"score", "greedy", "where"}
 """Fields that older recordings lack; they have defaults."""
 
 

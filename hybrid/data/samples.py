@@ -20,6 +20,8 @@ class Prompt:
     """Whatever the reward compares with; None when the data has no label."""
     columns: dict[str, Any] = field(default_factory=dict)
     """The record's other columns, passed to the reward function by name."""
+    where: str = ""
+    """Where it came from, for errors: `file:line`, `name[index]` or the question of a task; empty when nothing says so."""
 
 
 @dataclass

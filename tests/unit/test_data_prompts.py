@@ -26,6 +26,7 @@ def test_a_record_becomes_a_tokenised_prompt_with_label_and_columns(tmp_path):
     first = source.take(2)[1]
     assert tokenizer().decode(first.token_ids) == "<|im_start|>user\nWhat is 1 + 1?<|im_end|>\n<|im_start|>assistant\n"
     assert (first.text, first.label, first.columns) == ("What is 1 + 1?", 2, {"level": 1})
+    assert first.where == f"{tmp_path / 'a.jsonl'}:2"
 
 
 def test_system_prompt_and_suffix_are_added(tmp_path):
