@@ -80,6 +80,9 @@ class Reporter:
     def phase(self, name: str) -> None:
         self.console.phase(name)
 
+    def note(self, text: str) -> None:
+        self.console.note(f"note: {text}")
+
     def warn(self, text: str) -> None:
         self.console.warn(text)
 
@@ -147,7 +150,7 @@ class Reporter:
 
 def _seconds_since_start() -> float:
     """Since this process was started, the interpreter's own start and all imports included."""
-    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    ticks = int(Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19])
     return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
 
 

@@ -136,8 +136,8 @@ def open_session(cfg: RunConfig, run_dir: Path) -> Iterator[Session]:
             str(model_source(cfg, cfg.model.path)), trust_remote_code=cfg.model.trust_remote_code
         )
         report.stage("reading the data")
-        prompts = load_prompts(cfg, tokenizer) if cfg.uses_engines else None
-        held_out = load_eval(cfg, tokenizer) if cfg.uses_engines else []
+        prompts = load_prompts(cfg, tokenizer, report.note) if cfg.uses_engines else None
+        held_out = load_eval(cfg, tokenizer, report.note) if cfg.uses_engines else []
         reward, eval_reward = load_rewards(cfg)
         extra_rewards = load_extra_rewards(cfg)
         recorded = {} if cfg.uses_engines else load_rollouts(cfg.rollout.replay)

@@ -14,6 +14,7 @@ from hybrid.algorithms.rewards import Moments
 from hybrid.collect import collect
 from hybrid.config import RunConfig
 from hybrid.data.groups import Group
+from hybrid.data.prompts import left_out
 from hybrid.data.samples import Sample
 from hybrid.experience import make_experience, update_batches
 from hybrid.profiling import profiled
@@ -64,6 +65,8 @@ def train(cfg: RunConfig, run_dir: Path) -> None:
                     exported = phases.export(s)
             s.report.step(step, metrics | s.take_step_totals(), samples)
             phases.guard_kl(s, metrics)
+        if s.prompts is not None and (said := left_out(s.cfg, s.prompts)):
+            s.report.note(said)
         s.report.finish(exported)
 
 

@@ -247,6 +247,23 @@ def task_args_need_a_task(cfg: RunConfig) -> Finding | None:
         )
 
 
+TEMPLATE_OPTIONS = (
+    "add_generation_prompt", "chat_template", "continue_final_message", "conversation", "conversations", "max_length", "messages",
+    "padding", "return_assistant_tokens_mask", "return_dict", "return_tensors", "tokenize", "tokenizer_kwargs", "tools", "truncation",
+)  # fmt: skip
+"""What `apply_chat_template` of transformers takes for itself: set by us, or not a variable of the template."""
+
+
+@rule("data.template_args")
+def template_args_are_the_templates(cfg: RunConfig) -> Finding | None:
+    taken = [name for name in TEMPLATE_OPTIONS if name in cfg.data.template_args]
+    if taken:
+        return (
+            f"data.template_args sets {', '.join(taken)}, which the run sets itself",
+            "Remove it: the messages come from data.prompt_field, tools from data.tools_field; other variables are the template's.",
+        )
+
+
 def is_task(data: str) -> bool:
     """Whether `data.train` or `data.eval` names a reasoning_gym task."""
     return data.startswith("reasoning_gym:")

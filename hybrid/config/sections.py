@@ -190,9 +190,15 @@ class Data(Section):
     task_args: dict[str, Any] = Field(default_factory=dict)
     """Arguments of the reasoning_gym task."""
     prompt_field: Text = "prompt"
-    """Column with the prompt, a text or a list of chat messages."""
+    """Column with the prompt: a text, a list of chat messages or its JSON text. An answer at the end is left out.
+    All keys that name columns take paths into nested ones: reward_model.ground_truth."""
     label_field: Text = "label"
     """Column with what the reward compares with."""
+    tools_field: Text | None = "tools"
+    """Column with the tools that the chat template shows, a list or its JSON text; records may lack the column
+    `tools`. null: none."""
+    template_args: dict[str, Any] = Field(default_factory=dict)
+    """Variables for the chat template, such as enable_thinking: false."""
     system_prompt: str | None = None
     """System message in front of each prompt. null: none."""
     prompt_suffix: str = ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
@@ -12,21 +12,28 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from hybrid.config import RunConfig, model_source
-from hybrid.data.chat import render
+from hybrid.data.chat import reads, render
+from hybrid.data.columns import NoColumn, missing, pick
+from hybrid.data.messages import Note, to_tools
+from hybrid.data.rollouts import require_recordable
 from hybrid.data.samples import Prompt
 from hybrid.data.sources import read_records
 from hybrid.data.tasks import PATIENCE, PREFIX, NoProblem, Task, entry, eval_task, held_out, train_task
 from hybrid.errors import DataError
 
-DEFAULT_LABEL_FIELD = "label"
+OPTIONAL = {"data.label_field": "label", "data.tools_field": "tools"}
+"""Columns that a record may lack while the profile leaves their names at these."""
+
+Say = Callable[[str], None]
+"""Shows a line to the person who runs this."""
 
 
 class Skip(Exception):
-    """A place of the stream that gives no prompt; `dropped` when that is because the prompt is too long."""
+    """A place of the stream that gives no prompt; `tokens` is its length where it is too long, else 0."""
 
-    def __init__(self, reason: str, dropped: bool):
+    def __init__(self, reason: str, tokens: int = 0):
         super().__init__(reason)
-        self.dropped = dropped
+        self.tokens = tokens
 
 
 class PromptSource:
@@ -50,7 +57,7 @@ class PromptSource:
             try:
                 prompts.append(replace(self._draw(place), index=self._used))
             except Skip as skip:
-                self.dropped += skip.dropped
+                self.dropped += skip.tokens > 0
                 skipped += 1
                 if skipped >= PATIENCE:
                     raise DataError(f"{skipped} prompts in a row cannot be used. The last one: {skip}") from skip
@@ -58,6 +65,11 @@ class PromptSource:
             self._used += 1
             skipped = 0
         return prompts
+
+    @property
+    def seen(self) -> int:
+        """Places of the stream that were looked at."""
+        return self._place
 
     def state_dict(self) -> dict[str, Any]:
         """JSON-able; `load_state_dict` of an equal source goes on with the very next prompt."""
@@ -75,21 +87,34 @@ class PromptSource:
         self._place, self._used, self.dropped = state["place"], state["used"], state["dropped"]
 
 
-def load_prompts(cfg: RunConfig, tokenizer: PreTrainedTokenizerBase) -> PromptSource:
-    """Training's prompts. Files are read and tokenised here; a task's questions when they are taken.
+def load_prompts(cfg: RunConfig, tokenizer: PreTrainedTokenizerBase, say: Say = lambda line: None) -> PromptSource:
+    """Training's prompts. Files are read and tokenised here; a task's questions when they are taken. `say` is told what was left out.
 
     Raises `DataError` for what cannot be used, also when nothing can.
     """
+    for name in cfg.data.template_args:
+        if not reads(tokenizer, name):
+            say(f"data.template_args: {name} has no effect, the model's chat template does not read it.")
     if task := train_task(cfg):
         return _task_source(cfg, tokenizer, task)
-    prompts, dropped = _read(cfg, tokenizer, cfg.data.train, evaluation=False)
+    prompts, dropped = _read(cfg, tokenizer, cfg.data.train, False, say)
     origin = {"data.train": cfg.data.train, "prompts": len(prompts), "data.shuffle": cfg.data.shuffle}
     if cfg.data.shuffle:
         origin["train.seed"] = cfg.train.seed
     return PromptSource(_by_epoch(prompts, cfg.train.seed, cfg.data.shuffle), origin, dropped)
 
 
-def load_eval(cfg: RunConfig, tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:
+def left_out(cfg: RunConfig, source: PromptSource) -> str | None:
+    """How many prompts of a task were too long so far, in words; None for none, and for files, which were read whole before."""
+    if not source.dropped or not train_task(cfg):
+        return None
+    return (
+        f"{cfg.data.train}: {source.dropped} of {source.seen} prompts were left out, longer than "
+        f"data.max_prompt_tokens={cfg.data.max_prompt_tokens}."
+    )
+
+
+def load_eval(cfg: RunConfig, tokenizer: PreTrainedTokenizerBase, say: Say = lambda line: None) -> list[Prompt]:
     """Up to `data.eval_size` held-out prompts, the same for every seed; none when the config has no evaluation."""
     if task := eval_task(cfg):
         return [
@@ -98,7 +123,7 @@ def load_eval(cfg: RunConfig, tokenizer: PreTrainedTokenizerBase) -> list[Prompt
         ]
     if cfg.data.eval is None:
         return []
-    prompts, _ = _read(cfg, tokenizer, cfg.data.eval, evaluation=True)
+    prompts, _ = _read(cfg, tokenizer, cfg.data.eval, True, say)
     # Drawn, not cut off: files are often sorted by difficulty or source.
     chosen = sorted(Random(0).sample(range(len(prompts)), min(cfg.data.eval_size, len(prompts))))
     return [replace(prompts[place], index=i) for i, place in enumerate(chosen)]
@@ -122,45 +147,83 @@ def _by_epoch(prompts: list[Prompt], seed: int, shuffle: bool) -> Callable[[int]
 
 
 def _read(
-    cfg: RunConfig, tokenizer: PreTrainedTokenizerBase, source: str, evaluation: bool
+    cfg: RunConfig, tokenizer: PreTrainedTokenizerBase, source: str, evaluation: bool, say: Say
 ) -> tuple[list[Prompt], int]:
-    """All prompts of a file, folder or hub dataset that are not too long, and how many are."""
-    prompts, dropped = [], 0
-    for where, record in read_records(model_source(cfg, source), cfg.data.split, evaluation):
-        prompt = _field(record, cfg.data.prompt_field, "data.prompt_field", where)
-        label = None
-        if cfg.data.label_field in record or cfg.data.label_field != DEFAULT_LABEL_FIELD:
-            label = _field(record, cfg.data.label_field, "data.label_field", where)
-        columns = {k: v for k, v in record.items() if k not in (cfg.data.prompt_field, cfg.data.label_field)}
+    """All prompts of a file, folder or hub dataset that are not too long, and how many are. Says what was done to prompts, and left out."""
+    data, prompts = cfg.data, []
+    done, too_long = Counter(), []
+    for where, record in read_records(model_source(cfg, source), data.split, evaluation):
+        prompt, label, tools = (
+            _field(record, name, key, where)
+            for key, name in (
+                ("data.prompt_field", data.prompt_field),
+                ("data.label_field", data.label_field),
+                ("data.tools_field", data.tools_field),
+            )
+        )
+        columns = {k: v for k, v in record.items() if k not in (data.prompt_field, data.label_field)}
+        notes: list[str] = []
         try:
-            prompts.append(_prompt(cfg, tokenizer, prompt, label, columns, where))
-        except Skip:
-            dropped += 1
+            made = _prompt(cfg, tokenizer, prompt, label, columns, where, to_tools(tools, where), notes.append)
+        except Skip as skip:
+            too_long.append(skip.tokens)
+            continue
+        if not evaluation:
+            _require_trainable(cfg, made)
+        done.update(notes)
+        prompts.append(made)
+    limit = f"data.max_prompt_tokens={data.max_prompt_tokens}"
     if not prompts:
-        reason = f"all {dropped} prompts are longer than data.max_prompt_tokens={cfg.data.max_prompt_tokens}"
-        raise DataError(f"{source} has no usable prompt: {reason if dropped else 'it is empty'}.")
-    return prompts, dropped
+        reason = f"all {len(too_long)} prompts are longer than {limit}" if too_long else "it is empty"
+        raise DataError(f"{source} has no usable prompt: {reason}.")
+    for note, count in done.items():
+        say(f"{source}: {count} of {len(prompts)} prompts {note}.")
+    if too_long:
+        say(
+            f"{source}: {len(too_long)} of {len(prompts) + len(too_long)} prompts are left out, longer than {limit}; the longest has "
+            f"{max(too_long)} tokens."
+        )
+    return prompts, len(too_long)
 
 
-def _field(record: dict[str, Any], name: str, key: str, where: str) -> Any:
-    if name in record:
-        return record[name]
-    near = difflib.get_close_matches(name, record, n=1)
-    hint = f"did you mean {near[0]}? " if near else ""
-    raise DataError(f"{where} has no field {name} ({key}): {hint}its fields are {', '.join(record) or 'none'}.")
+def _field(record: dict[str, Any], name: str | None, key: str, where: str) -> Any:
+    """The column that `key` of the profile names; None where it may be missing and is."""
+    if name is None:
+        return None
+    try:
+        return pick(record, name)
+    except NoColumn as error:
+        if OPTIONAL.get(key) == name:
+            return None
+        raise DataError(f"{where} {missing(record, name, key)}") from error
 
 
 def _prompt(
-    cfg: RunConfig, tokenizer: PreTrainedTokenizerBase, prompt: Any, label: Any, columns: dict[str, Any], where: str
+    cfg: RunConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    prompt: Any,
+    label: Any,
+    columns: dict[str, Any],
+    where: str,
+    tools: list[dict[str, Any]] | None = None,
+    note: Note = lambda said: None,
 ) -> Prompt:
     """Index 0; the stream numbers it. Raises `Skip` for a prompt that is too long, or `DataError` if those are refused."""
-    text, token_ids = render(prompt, tokenizer, where, cfg.data.system_prompt, cfg.data.prompt_suffix)
+    text, token_ids = render(prompt, tokenizer, where, cfg.data, tools, note)
     if len(token_ids) > cfg.data.max_prompt_tokens:
         rule = f"{where}: the prompt has {len(token_ids)} tokens, more than data.max_prompt_tokens={cfg.data.max_prompt_tokens}"
         if cfg.data.too_long == "error":
             raise DataError(f"{rule}. Raise that, shorten the prompt, or set data.too_long=drop.")
-        raise Skip(f"{rule}.", dropped=True)
+        raise Skip(f"{rule}.", len(token_ids))
     return Prompt(index=0, text=text, token_ids=token_ids, label=label, columns=columns, where=where)
+
+
+def _require_trainable(cfg: RunConfig, prompt: Prompt) -> None:
+    """Raise `DataError` for a prompt of training that its rewards or a recording would refuse after the first generation."""
+    if cfg.reward.source_field is not None:
+        _field(prompt.columns, cfg.reward.source_field, "reward.source_field", prompt.where)
+    if cfg.rollout.record is not None:
+        require_recordable(prompt)
 
 
 def _task_source(cfg: RunConfig, tokenizer: PreTrainedTokenizerBase, task: Task) -> PromptSource:
@@ -173,15 +236,16 @@ def _task_source(cfg: RunConfig, tokenizer: PreTrainedTokenizerBase, task: Task)
         try:
             problem = entry(task, stream, place)
         except NoProblem as error:
-            raise Skip(f"{error}. Change data.task_args.", dropped=False) from error
+            raise Skip(f"{error}. Change data.task_args.") from error
         if problem["question"] in reserved:
-            raise Skip(f"it is held out for evaluation; lower data.eval_size={cfg.data.eval_size}.", dropped=False)
+            raise Skip(f"it is held out for evaluation; lower data.eval_size={cfg.data.eval_size}.")
         return _task_prompt(cfg, tokenizer, task, problem)
 
     origin = {"data.train": cfg.data.train, "data.task_args": cfg.data.task_args, "train.seed": cfg.train.seed}
     source = PromptSource(draw, origin | {"held-out questions": len(reserved)})
     start = source.state_dict()
-    source.take(1)  # A stream that gives nothing shows here, before anything is started.
+    # A stream that gives nothing shows here, before anything is started.
+    _require_trainable(cfg, source.take(1)[0])
     source.load_state_dict(start)
     return source
 

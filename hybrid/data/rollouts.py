@@ -73,8 +73,14 @@ def load_rollouts(path: str | Path) -> dict[int, list[Sample]]:
     return steps
 
 
+def require_recordable(prompt: Prompt) -> None:
+    """Raise `DataError` when the label or a column of `prompt` is of a type that a recording cannot hold."""
+    _prompt_row(prompt)
+
+
 def _prompt_row(prompt: Prompt) -> dict[str, Any]:
-    encoded = {name: _encode(getattr(prompt, name), name) for name in ("label", "columns")}
+    start = f"{prompt.where}: " if prompt.where else ""
+    encoded = {name: _encode(getattr(prompt, name), f"{start}{name}") for name in ("label", "columns")}
     return {name: getattr(prompt, name) for name in _PROMPT} | encoded
 
 

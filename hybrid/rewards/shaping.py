@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
 from hybrid.algorithms.rewards import Moments, add_moments, clip_scores, shape_scores
 from hybrid.config import RunConfig
+from hybrid.data.columns import NoColumn, missing, pick
 from hybrid.data.samples import Prompt, Sample
 from hybrid.errors import RewardError
 
@@ -52,12 +52,11 @@ def shape(cfg: RunConfig, samples: Sequence[Sample], moments: Moments) -> Moment
 def _source_weight(cfg: RunConfig, prompt: Prompt) -> float:
     if cfg.reward.source_field is None:
         return 1.0
-    value: Any = prompt.columns
-    for name in cfg.reward.source_field.split("."):
-        if not isinstance(value, dict) or name not in value:
-            raise RewardError(
-                f"reward.source_field={cfg.reward.source_field}: the data has no {name} in {', '.join(prompt.columns) or 'any column'} "
-                f"of the prompt {prompt.text[-60:]!r}. Name a column that every record has."
-            )
-        value = value[name]
+    try:
+        value = pick(prompt.columns, cfg.reward.source_field)
+    except NoColumn as error:
+        said = missing(prompt.columns, cfg.reward.source_field, "reward.source_field")
+        raise RewardError(
+            f"{prompt.where or repr(prompt.text[-60:])} {said} Name a column that every record has."
+        ) from error
     return cfg.reward.source_weights.get(str(value), 1.0)

@@ -124,5 +124,5 @@ def test_moments_go_on_over_steps_and_leave_greedy_answers_out():
 
 
 def test_a_prompt_without_its_source_is_an_error():
-    with pytest.raises(RewardError, match="has no origin in meta"):
+    with pytest.raises(RewardError, match=r"has no field origin \(reward.source_field\): its fields are meta"):
         shape(config(source_field="origin", source_weights={"a": 2.0}), [sample(1.0)], Moments())

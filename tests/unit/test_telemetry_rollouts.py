@@ -7,9 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hybrid.data.prompts import load_prompts
 from hybrid.data.rollouts import RolloutRecorder, load_rollouts
 from hybrid.data.samples import Prompt, Sample
 from hybrid.errors import DataError
+from tests.unit.data_files import config, tokenizer
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5)
 keys = st.text(max_size=3) | st.sampled_from(["__tuple__", "__pairs__"])
@@ -80,6 +82,28 @@ def test_recordings_are_not_mixed(tmp_path):
     RolloutRecorder(tmp_path / "r.jsonl").write(1, [sample()])
     with pytest.raises(DataError, match=r"rollout.record=.*r\.jsonl exists.*name another"):
         RolloutRecorder(tmp_path / "r.jsonl")
+
+
+def test_c36_lone_surrogates_and_nan_come_back(tmp_path):
+    one = sample()
+    one.prompt.label, one.prompt.columns = "\ud800", {"\udfff": [math.inf, "é"], "nan": math.nan}
+    RolloutRecorder(tmp_path / "r.jsonl").write(1, [one])
+    (back,) = load_rollouts(tmp_path / "r.jsonl")[1]
+    assert repr(back) == repr(one)
+
+
+def test_what_cannot_be_recorded_is_refused_when_read(tmp_path):
+    import datetime
+
+    import datasets
+
+    rows = [{"prompt": "hi", "when": datetime.datetime(2026, 1, 1)}]
+    datasets.Dataset.from_list(rows).save_to_disk(tmp_path / "d")
+    cfg = config(str(tmp_path / "d"))
+    load_prompts(cfg, tokenizer())
+    recording = cfg.model_copy(update={"rollout": cfg.rollout.model_copy(update={"record": "r.jsonl"})})
+    with pytest.raises(DataError, match=r"d\[0\]: columns\.when of a prompt: it is a datetime\.datetime"):
+        load_prompts(recording, tokenizer())
 
 
 def test_what_cannot_be_written_is_named(tmp_path):
