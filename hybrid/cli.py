@@ -16,6 +16,7 @@ import hybrid
 from hybrid.config import SECTIONS, RunConfig, check_start, dump, load_run, placement, resolve
 from hybrid.config.violations import describe, section_class
 from hybrid.errors import ConfigError, HybridError
+from hybrid.text import escape_output, use_utf8
 
 EXAMPLES = """[bold]Examples[/bold]
 
@@ -181,6 +182,7 @@ def _errors_for_people() -> Iterator[None]:
         if signal.getsignal(name) is not signal.SIG_IGN:  # nohup asks to be left alone
             signal.signal(name, interrupt)
     try:
+        _require_folder()
         yield
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes at its end
@@ -191,12 +193,25 @@ def _errors_for_people() -> Iterator[None]:
         if received or isinstance(error, KeyboardInterrupt):  # what failed after a signal failed for it
             for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 signal.signal(name, signal.SIG_IGN)
-            typer.echo("interrupted", err=True)
+            print("interrupted", file=sys.stderr, flush=True)
             raise typer.Exit(128 + (received or [signal.SIGINT])[0]) from None
         if not isinstance(error, HybridError):
             raise
-        typer.secho(f"error: {error}", fg=typer.colors.RED if sys.stderr.isatty() else None, err=True)
+        said = f"error: {error}"  # printed, as typer's echo writes UTF-8 to terminals that do not read it
+        print(typer.style(said, fg="red") if sys.stderr.isatty() else said, file=sys.stderr, flush=True)
         raise typer.Exit(2 if isinstance(error, ConfigError) else 1) from error
+
+
+def _require_folder() -> None:
+    """Raise `ConfigError` where the working directory is gone or closed to us: relative paths, and Ray, need one."""
+    try:
+        folder = os.getcwd()
+    except OSError as error:
+        raise ConfigError(
+            f"hybrid: the working directory does not exist any more ({error.strerror}). Change to a folder that exists: cd ~."
+        ) from error
+    if not os.access(folder, os.R_OK | os.X_OK):
+        raise ConfigError(f"hybrid: the working directory {folder} may not be read. Change to a folder of yours: cd ~.")
 
 
 def _show(cfg: RunConfig) -> None:
@@ -229,6 +244,8 @@ def _say_notes(cfg: RunConfig) -> None:
 
 def main() -> None:
     """Entry point of the `hybrid` command."""
+    use_utf8()
+    escape_output()
     try:
         app()
     except SystemExit as end:

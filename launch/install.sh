@@ -5,6 +5,7 @@
 #
 # auto (the default) takes gpu where the driver lists a GPU. --test adds what the tests need. pip's own settings hold (pip.conf, PIP_*).
 # PYTHON names the interpreter to make .venv with; HYBRID_EXTRA=cpu|gpu decides for auto; HYBRID_FLASH_ATTN=0 leaves flash-attn out.
+[ -n "${BASH_VERSION:-}" ] || { echo "error: $0 is a bash script: run it with bash: bash $0" >&2; exit 2; }
 set -u
 # shellcheck source=launch/lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"

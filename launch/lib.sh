@@ -1,5 +1,10 @@
 # shellcheck shell=bash
 # Shared by the launch scripts: source it. Sets CHECKOUT and nothing else; works from any folder.
+[ -n "${BASH_VERSION:-}" ] || { echo "error: $0 is a bash script: run it with bash: bash $0" >&2; exit 2; }
+if ! { [[ -r . && -x . ]] && pwd -P >/dev/null 2>&1; }; then
+    printf 'error: %s: the working directory was deleted or may not be read. Change to another folder: cd ~.\n' "$0" >&2
+    exit 2
+fi
 CHECKOUT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
 
 say() { printf '%s\n' "$*"; }

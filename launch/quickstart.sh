@@ -4,6 +4,7 @@
 #   bash launch/quickstart.sh [section.key=value ...]     for example: train.steps=10 rollout.max_new_tokens=16
 #
 # Works from any folder; a second call reuses what is there and trains anew. Ctrl-C ends all that it started.
+[ -n "${BASH_VERSION:-}" ] || { echo "error: $0 is a bash script: run it with bash: bash $0" >&2; exit 2; }
 set -u
 # shellcheck source=launch/lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"

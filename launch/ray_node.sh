@@ -10,6 +10,7 @@
 # Every node needs the checkout, the environment (launch/install.sh) and the model at the same paths, and the same Ray token:
 # the head makes ~/.ray/auth_token where there is none; copy it to the others, or set RAY_AUTH_TOKEN on all.
 # --num-gpus gives a machine without GPUs that many logical ones.
+[ -n "${BASH_VERSION:-}" ] || { echo "error: $0 is a bash script: run it with bash: bash $0" >&2; exit 2; }
 set -u
 # shellcheck source=launch/lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"

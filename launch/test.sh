@@ -5,6 +5,7 @@
 #
 # Default: unit and integration. all adds e2e, and gpu where there is CUDA. Works from any folder, leaves nothing running.
 # The exit status is that of the first suite that failed. HYBRID_TEST_LIMIT: seconds that one suite may take.
+[ -n "${BASH_VERSION:-}" ] || { echo "error: $0 is a bash script: run it with bash: bash $0" >&2; exit 2; }
 set -u
 # shellcheck source=launch/lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"

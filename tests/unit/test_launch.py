@@ -56,6 +56,27 @@ def test_shellcheck_finds_nothing():
     assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.parametrize("script", [path for path in SCRIPTS if path.suffix == ".sh"], ids=lambda s: s.name)
+@pytest.mark.parametrize("shell", ["sh", "dash"])
+def test_c55_another_shell_is_refused_before_anything_is_done(script, shell, tmp_path):
+    if (
+        shutil.which(shell) is None
+        or b"bash" in subprocess.run([shell, "-c", "echo $BASH"], capture_output=True).stdout
+    ):
+        pytest.skip(f"{shell} is not here, or is bash")
+    done = subprocess.run([shell, script, "--help"], capture_output=True, text=True, cwd=tmp_path, env=CLEAN)
+    assert done.returncode == 2 and not done.stdout and not list(tmp_path.iterdir())
+    assert done.stderr == f"error: {script} is a bash script: run it with bash: bash {script}\n"
+
+
+@pytest.mark.parametrize("script", ["install.sh", "quickstart.sh", "test.sh", "ray_node.sh"])
+def test_a_deleted_working_directory_gets_a_sentence(script, tmp_path):
+    (tmp_path / "gone").mkdir()
+    code = f'cd "{tmp_path}/gone" && rmdir ../gone && exec bash "{ROOT}/launch/{script}" --help'
+    done = subprocess.run(["bash", "-c", code], capture_output=True, text=True, env=CLEAN)
+    assert done.returncode == 2 and "the working directory was deleted" in done.stderr and not done.stdout
+
+
 @pytest.mark.parametrize("script", ["install.sh", "quickstart.sh", "test.sh", "ray_node.sh"])
 def test_help_from_any_folder(script, tmp_path):
     done = subprocess.run(
