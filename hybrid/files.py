@@ -13,10 +13,11 @@ def nearest_there(path: Path) -> Path:
 
 
 def write_atomic(path: str | Path, content: str | bytes) -> None:
-    """Write `content` aside in the same folder, fsync, and rename over `path`; parents are made."""
+    """Write `content` aside in the same folder, fsync, and rename over `path`; parents are made. Text is UTF-8; a lone surrogate, which
+    UTF-8 has no bytes for, is escaped."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    data = content.encode() if isinstance(content, str) else content
+    data = content.encode(errors="backslashreplace") if isinstance(content, str) else content
     fd, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(fd, "wb") as f:

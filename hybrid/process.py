@@ -14,6 +14,7 @@ import ray
 from hybrid.garbage import pause_gc
 from hybrid.telemetry.spans import Spans
 from hybrid.telemetry.timeline import ProcessTrace
+from hybrid.text import log_in_utf8
 
 
 def as_process(cls: type):
@@ -95,4 +96,5 @@ def _redirect_output(log_file: str) -> None:
     for stream in (1, 2):
         os.dup2(fd, stream)
     os.close(fd)
+    log_in_utf8()
     print(f"pid {os.getpid()}", flush=True)

@@ -28,14 +28,15 @@ def stacks_here(logs: list[Path]) -> list[str]:
 
 def _stack(log: Path) -> str:
     try:
-        pid = int(log.read_text(errors="replace").split("\n", 1)[0].removeprefix("pid "))
+        pid = int(log.read_text(encoding="utf-8", errors="replace").split("\n", 1)[0].removeprefix("pid "))
     except (OSError, ValueError):
         return f"no pid in its output: {log}"
     tool = shutil.which("py-spy") or shutil.which("py-spy", path=str(Path(sys.executable).parent))
     if tool is None:
         return f"py-spy is not installed; its output: {log}"
     try:
-        dump = subprocess.run([tool, "dump", "--pid", str(pid)], capture_output=True, text=True, timeout=DUMP_TIMEOUT_S)
+        command = [tool, "dump", "--pid", str(pid)]
+        dump = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", timeout=DUMP_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         return f"py-spy did not end within {DUMP_TIMEOUT_S:.0f} s on pid {pid}; its output: {log}"
     if dump.returncode == 0:

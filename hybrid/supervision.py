@@ -169,7 +169,7 @@ def _death(worker: Worker, what: str, error: RayActorError | None) -> str:
 
 def _tail(path: Path) -> str:
     try:
-        lines = path.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_TAIL_LINES:]
     except OSError:
         return "  (not on this node)"
     return "\n".join(f"  {line}" for line in lines) or "  (empty)"

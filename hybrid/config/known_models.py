@@ -12,5 +12,5 @@ import yaml
 @cache
 def known_models() -> dict[str, dict[str, Any]]:
     """The keys of config.json that shapes follow from, by hub name."""
-    rows = yaml.safe_load((Path(__file__).parent / "known_models.yaml").read_text())
+    rows = yaml.safe_load((Path(__file__).parent / "known_models.yaml").read_text(encoding="utf-8"))
     return {name: row["config"] for row in rows for name in row["names"]}

@@ -69,7 +69,7 @@ def dump(cfg: RunConfig) -> str:
 def _read_profile(profile: Path) -> tuple[dict[str, Any], dict[str, str], list[Violation]]:
     """Values by section, the place of each key (`file:line`), and what is wrong with the file's form."""
     try:
-        text = profile.read_text()
+        text = profile.read_text(encoding="utf-8")
     except OSError as error:
         near = sorted(str(p) for p in profile.parent.glob("*.yaml")) if profile.parent.is_dir() else []
         listing = f" Profiles there: {', '.join(near)}." if near else ""

@@ -50,7 +50,7 @@ def _of_first_gpu(question: str) -> Any:
 
 def cpu_has_bf16() -> bool:
     """Whether the CPU multiplies bf16 natively; without, bf16 is slower than fp32."""
-    flags = Path("/proc/cpuinfo").read_text().split()
+    flags = Path("/proc/cpuinfo").read_text(encoding="utf-8").split()
     return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(flags)
 
 
@@ -80,6 +80,6 @@ def free_disk_bytes(folder: Path) -> int:
 def _read(path: str) -> str:
     """Text of a control-group file, empty where the machine has none."""
     try:
-        return Path(path).read_text()
+        return Path(path).read_text(encoding="utf-8")
     except OSError:
         return ""

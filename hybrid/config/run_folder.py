@@ -83,7 +83,9 @@ def git_commit() -> str | None:
 
     def git(*args: str) -> str:
         command = ["git", "-C", str(checkout), *args]
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+        return subprocess.run(
+            command, capture_output=True, encoding="utf-8", errors="replace", check=True, timeout=10
+        ).stdout.strip()
 
     try:
         if Path(git("rev-parse", "--show-toplevel")) != checkout:

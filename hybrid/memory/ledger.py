@@ -136,7 +136,7 @@ def read_ledger(path: str | Path) -> list[dict[str, Any]]:
 
 def read_lines(path: str | Path) -> list[dict[str, Any] | None]:
     """As `read_ledger`, with None for every line that is no row."""
-    return [_row(line) for line in Path(path).read_text(errors="replace").splitlines()]
+    return [_row(line) for line in Path(path).read_text(encoding="utf-8", errors="replace").splitlines()]
 
 
 def _row(line: str) -> dict[str, Any] | None:

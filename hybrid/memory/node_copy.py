@@ -59,7 +59,7 @@ class NodeTier:
 
     def _find(self, part: str) -> str:
         try:
-            return self._note(part).read_text()
+            return self._note(part).read_text(encoding="utf-8")
         except OSError as error:
             raise MemoryScheduleError(f"{part}: no rank of this node left a copy ({error}).") from error
 

@@ -62,8 +62,8 @@ def _descendants(pid: int) -> list[int]:
 
 def _one_process(pid: int) -> tuple[int, int, int, int]:
     try:
-        rollup = _kib_fields(Path(f"/proc/{pid}/smaps_rollup").read_text())
-        status = _kib_fields(Path(f"/proc/{pid}/status").read_text())
+        rollup = _kib_fields(Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="utf-8"))
+        status = _kib_fields(Path(f"/proc/{pid}/status").read_text(encoding="utf-8"))
     except (FileNotFoundError, ProcessLookupError) as error:
         raise ProcessLookupError(f"no process {pid}") from error
     private = rollup["Private_Clean"] + rollup["Private_Dirty"]
@@ -175,7 +175,7 @@ class PeakSampler:
 
 def _reset_high_water(pid: int) -> bool:
     try:
-        Path(f"/proc/{pid}/clear_refs").write_text("5")
+        Path(f"/proc/{pid}/clear_refs").write_text("5", encoding="utf-8")
     except OSError:
         return False
     return True
@@ -183,7 +183,7 @@ def _reset_high_water(pid: int) -> bool:
 
 def _take_high_water(pid: int) -> int:
     try:
-        peak = _kib_fields(Path(f"/proc/{pid}/status").read_text()).get("VmHWM", 0)
+        peak = _kib_fields(Path(f"/proc/{pid}/status").read_text(encoding="utf-8")).get("VmHWM", 0)
     except (FileNotFoundError, ProcessLookupError):
         return 0
     _reset_high_water(pid)
@@ -223,6 +223,6 @@ class _RssThread:
 
 def _rss(pid: int) -> int:
     try:
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE
+        return int(Path(f"/proc/{pid}/statm").read_text(encoding="utf-8").split()[1]) * _PAGE
     except (FileNotFoundError, ProcessLookupError):
         return 0

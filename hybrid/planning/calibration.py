@@ -102,7 +102,7 @@ def _version(package: str) -> str:
 
 def _read() -> dict[str, Any]:
     file = calibration_file()
-    return json.loads(file.read_text()) if file.is_file() else {}
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
 
 
 def _write(rows: dict[str, Any]) -> None:

@@ -30,7 +30,7 @@ class Gpu:
 
 @cache
 def known_gpus() -> dict[str, Gpu]:
-    rows = yaml.safe_load((Path(__file__).parent / "gpus.yaml").read_text())
+    rows = yaml.safe_load((Path(__file__).parent / "gpus.yaml").read_text(encoding="utf-8"))
     return {
         name: Gpu(name, row["memory_mib"] * 2**20, row["pcie"] * 1e9, row["nvlink"] * 1e9, row.get("bf16", True))
         for name, row in rows.items()

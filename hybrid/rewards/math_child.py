@@ -34,7 +34,7 @@ def main() -> None:
         1, signal.SIGKILL
     )  # PR_SET_PDEATHSIG: end with the run, also in the middle of a power tower.
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    replies = os.fdopen(os.dup(1), "w")
+    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # What libraries print is no reply.
     from math_verify import parse, verify
 

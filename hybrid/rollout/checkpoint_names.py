@@ -19,7 +19,10 @@ def checkpoint_shapes(folder: str | Path) -> Shapes:
     files = sorted(Path(folder).glob("*.safetensors"))
     index = Path(folder) / "model.safetensors.index.json"
     if index.exists():
-        files = [Path(folder) / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
+        files = [
+            Path(folder) / name
+            for name in sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        ]
     if not files:
         raise RolloutError(
             f"{folder} holds no safetensors weights; save the model with transformers' `save_pretrained`."

@@ -21,8 +21,11 @@ class JsonLines:
         os.ftruncate(self._file, _whole_bytes(self._file))
 
     def append(self, text: str) -> None:
-        """Write one line; `text` is JSON without line breaks. Raises `OSError` when the disk is full."""
-        line = memoryview(text.encode() + b"\n")
+        """Write one line; `text` is JSON without line breaks. Raises `OSError` when the disk is full.
+
+        A lone surrogate, which UTF-8 has no bytes for, is written as JSON's escape of it.
+        """
+        line = memoryview(text.encode(errors="backslashreplace") + b"\n")
         while line:
             line = line[os.write(self._file, line) :]
 

@@ -11,6 +11,9 @@ from typing import Any
 from hybrid.data.samples import Sample
 from hybrid.telemetry.jsonl import JsonLines
 
+DEEPEST = 20
+"""Levels of a label that are written as JSON."""
+
 
 class SamplesWriter:
     """Appends up to `per_step` rollouts of each step to `path`."""
@@ -35,8 +38,7 @@ class SamplesWriter:
                 "group": sample.group,
                 **(extra[index] if extra else {}),
             }
-            # A label is whatever the data had; what JSON has no word for is written as Python shows it.
-            self._lines.append(json.dumps(row, ensure_ascii=False, default=str))
+            self._lines.append(json.dumps(_plain(row), ensure_ascii=False, allow_nan=False))
 
     def close(self) -> None:
         self._lines.close()
@@ -52,6 +54,20 @@ def choose(samples: Sequence[Sample], count: int) -> list[int]:
     if count == 1:
         return ranked[:1]
     return [ranked[round(k * (len(samples) - 1) / (count - 1))] for k in range(count)]
+
+
+def _plain(value: Any, depth: int = 0) -> Any:
+    """`value` as JSON has it. A label is whatever the data had: what JSON has no word for, NaN too, is written as Python shows it."""
+    if value is None or isinstance(value, str | bool | int) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    if isinstance(value, dict) and depth < DEEPEST:
+        return {key if isinstance(key, str) else str(key): _plain(inner, depth + 1) for key, inner in value.items()}
+    if isinstance(value, list | tuple) and depth < DEEPEST:
+        return [_plain(inner, depth + 1) for inner in value]
+    try:
+        return str(value)
+    except Exception as error:  # Of a type of the user's, or nested too deep to be shown.
+        return f"{type(value).__name__} that cannot be shown ({type(error).__name__})"
 
 
 def _finite(reward: float | None) -> float | None:

@@ -22,7 +22,7 @@ class QuietStream:
             try:
                 self._stream.write(text)
             except UnicodeEncodeError:
-                self.write(text.encode(self.encoding, errors="replace").decode(self.encoding))
+                self.write(text.encode(self.encoding, errors="backslashreplace").decode(self.encoding))
             except (OSError, ValueError):  # ValueError: it was closed.
                 self._give_up()
         return len(text)

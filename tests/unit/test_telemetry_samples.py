@@ -58,3 +58,39 @@ def test_extra_columns_follow_their_sample_and_any_label_can_be_shown(tmp_path):
     SamplesWriter(tmp_path / "s.jsonl", 1).write(1, chosen, [{"advantage": -1.0}, {"advantage": 1.0}])
     (row,) = read(tmp_path / "s.jsonl")
     assert row["advantage"] == 1.0 and row["label"] == {"set": "{1}"}
+
+
+class Shy:
+    def __str__(self):
+        raise RuntimeError("no")
+
+
+def deep(levels):
+    return [deep(levels - 1)] if levels else 1
+
+
+@pytest.mark.parametrize(
+    ("label", "written"),
+    [
+        ("\ud800", "\ud800"),
+        ({"\udfff": ["é\ud800"]}, {"\udfff": ["é\ud800"]}),
+        (float("nan"), "nan"),
+        ([float("-inf"), (1, 2)], ["-inf", [1, 2]]),
+        ({(1, 2): b"\xff"}, {"(1, 2)": "b'\\xff'"}),
+        (Shy(), "Shy that cannot be shown (RuntimeError)"),
+    ],
+)
+def test_c36_no_label_keeps_samples_from_being_written(tmp_path, label, written):
+    chosen = samples(1.0)
+    chosen[0].prompt.label = label
+    SamplesWriter(tmp_path / "s.jsonl", 1).write(1, chosen)
+    (row,) = read(tmp_path / "s.jsonl")
+    assert row["label"] == written
+    assert "NaN" not in (tmp_path / "s.jsonl").read_text(encoding="utf-8")
+
+
+def test_c36_a_label_that_is_nested_deep_is_written(tmp_path):
+    chosen = samples(1.0)
+    chosen[0].prompt.label = deep(300)
+    SamplesWriter(tmp_path / "s.jsonl", 1).write(1, chosen)
+    assert str(read(tmp_path / "s.jsonl")[0]["label"]).count("[") == 300
