@@ -15,7 +15,7 @@ import typer
 import hybrid
 from hybrid.config import SECTIONS, RunConfig, check_start, dump, load_run, placement, resolve
 from hybrid.config.violations import describe, section_class
-from hybrid.errors import ConfigError, HybridError
+from hybrid.errors import ConfigError, DataError, HybridError
 from hybrid.text import escape_output, use_utf8
 
 EXAMPLES = """[bold]Examples[/bold]
@@ -90,7 +90,7 @@ def train(
 
     The run gets a new folder, runs/<profile>-<time> unless logging.name names another: profile.yaml as resolved, versions.json,
     metrics.jsonl, memory.jsonl, samples.jsonl, logs, and the model at the end.
-    Ends with 0 when trained, 2 for a mistake in the profile, 1 for other errors, 130 or 143 when interrupted.
+    Ends with 0 when trained, 2 for a mistake in the profile or the data, 1 for other errors, 130 or 143 when interrupted.
     """
     with _errors_for_people():
         cfg = load_run(profile, overrides or [])
@@ -199,7 +199,7 @@ def _errors_for_people() -> Iterator[None]:
             raise
         said = f"error: {error}"  # printed, as typer's echo writes UTF-8 to terminals that do not read it
         print(typer.style(said, fg="red") if sys.stderr.isatty() else said, file=sys.stderr, flush=True)
-        raise typer.Exit(2 if isinstance(error, ConfigError) else 1) from error
+        raise typer.Exit(2 if isinstance(error, ConfigError | DataError) else 1) from error
 
 
 def _require_folder() -> None:

@@ -150,7 +150,7 @@ def _read(
     cfg: RunConfig, tokenizer: PreTrainedTokenizerBase, source: str, evaluation: bool, say: Say
 ) -> tuple[list[Prompt], int]:
     """All prompts of a file, folder or hub dataset that are not too long, and how many are. Says what was done to prompts, and left out."""
-    data, prompts = cfg.data, []
+    data, prompts, key = cfg.data, [], "data.eval" if evaluation else "data.train"
     done, too_long = Counter(), []
     for where, record in read_records(model_source(cfg, source), data.split, evaluation):
         prompt, label, tools = (
@@ -177,10 +177,10 @@ def _read(
         reason = f"all {len(too_long)} prompts are longer than {limit}" if too_long else "it is empty"
         raise DataError(f"{source} has no usable prompt: {reason}.")
     for note, count in done.items():
-        say(f"{source}: {count} of {len(prompts)} prompts {note}.")
+        say(f"{key} {source}: {count} of {len(prompts)} prompts {note}.")
     if too_long:
         say(
-            f"{source}: {len(too_long)} of {len(prompts) + len(too_long)} prompts are left out, longer than {limit}; the longest has "
+            f"{key} {source}: {len(too_long)} of {len(prompts) + len(too_long)} prompts are left out, longer than {limit}; the longest has "
             f"{max(too_long)} tokens."
         )
     return prompts, len(too_long)

@@ -37,7 +37,11 @@ def _read_jsonl(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             f"{path} is no .jsonl file. Write one JSON object per line, or save the data as a folder: "
             "datasets.load_dataset('parquet' or 'csv', data_files=...).save_to_disk(FOLDER)."
         )
-    with path.open("rb") as lines:
+    try:
+        opened = path.open("rb")
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}. Make it readable for this user.") from error
+    with opened as lines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue

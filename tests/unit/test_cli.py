@@ -16,7 +16,7 @@ import yaml
 
 import hybrid
 from hybrid.config import SECTIONS, load_run
-from hybrid.errors import WorkerDied
+from hybrid.errors import DataError, WorkerDied
 
 CHECKOUT = Path(hybrid.__file__).resolve().parents[1]
 PROFILE = """
@@ -156,6 +156,15 @@ def test_what_fails_after_a_signal_failed_for_it(profile, hybrid_command, traine
         for number, handler in handlers.items():
             signal.signal(number, handler)
     assert (result.exit_code, result.stderr) == (143, "interrupted\n")
+
+
+def test_errors_of_the_data_end_with_2(profile, hybrid_command, trainer):
+    def launch(cfg, run_dir):
+        raise DataError("a.jsonl:3 is not JSON")
+
+    trainer.module.launch = launch
+    result = hybrid_command("train", profile)
+    assert (result.exit_code, result.stderr) == (2, "error: a.jsonl:3 is not JSON\n")
 
 
 def test_errors_of_a_run_end_with_1_and_no_traceback(profile, hybrid_command, trainer):
