@@ -30,6 +30,8 @@ def to_messages(prompt: Any, where: str, note: Note) -> list[dict[str, Any]]:
     if isinstance(prompt, str) and (written := _written_list(prompt)):
         note(AS_TEXT)
         prompt = written
+    if isinstance(prompt, dict) and {"role", "content"} <= prompt.keys():
+        prompt = _rows(prompt)
     if isinstance(prompt, str):
         messages = [{"role": "user", "content": prompt}]
     elif isinstance(prompt, list) and prompt:
@@ -100,6 +102,13 @@ def _written_list(text: str) -> list[Any] | None:
         sound = isinstance(found, list) and found and all(isinstance(m, dict) and "role" in m for m in found)
         return found if sound and any("content" in m for m in found) else None
     return None
+
+
+def _rows(columns: dict[str, Any]) -> list[Any]:
+    """The messages that `columns` holds: lists of equal length, as a Sequence feature of `datasets` stores them, or one message."""
+    if not isinstance(columns["role"], list):
+        return [columns]
+    return [dict(zip(columns, row)) for row in zip(*columns.values())]
 
 
 def _asked(prompt: list[Any], where: str, note: Note) -> list[Any]:

@@ -156,6 +156,12 @@ def test_c37_parts_of_text_are_joined(tmp_path, content, text):
     assert take(tmp_path, {"prompt": [{"role": "user", "content": content}]})[0].text == text
 
 
+def test_c37_messages_that_datasets_stores_by_column(tmp_path):
+    columns = {"role": ["system", "user"], "content": ["Be brief.", "hi"], "name": [None, None]}
+    assert take(tmp_path, {"prompt": columns})[0] == take(tmp_path, {"prompt": ANSWERED[:2]})[0]
+    assert take(tmp_path, {"prompt": USER})[0] == take(tmp_path, {"prompt": [USER]})[0]
+
+
 def test_c37_other_parts_are_refused_by_name(tmp_path):
     for part, said in (
         ({"type": "image_url", "image_url": "x"}, "'image_url'"),
