@@ -15,7 +15,7 @@ set -u
 # shellcheck source=launch/lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
-CONNECT_SECONDS=300
+CONNECT_SECONDS="${HYBRID_CONNECT_SECONDS:-300}" # that a worker waits for its head
 
 main() {
     local kind="${1:-}" head="" port=6379 options=()
@@ -46,8 +46,8 @@ main() {
     venv="$(venv_folder)" || exit 1
     python="$venv/bin/python"
     [[ -x "$venv/bin/ray" ]] || fail "no Ray in $venv: run bash launch/install.sh first"
-    # What a run sets for a Ray it starts itself holds for this node too.
-    settings="$("$python" -c 'from hybrid.pool import NODE_ENV, OBJECT_STORE_BYTES as store
+    # A run gives the Ray that it starts the same settings.
+    settings="$("$python" -c 'from hybrid.cluster import NODE_ENV, OBJECT_STORE_BYTES as store
 print(f"STORE={store}", *(f"{name}={value}" for name, value in NODE_ENV.items()), sep="\n")')" || fail "hybrid does not import (above)"
     while read -r setting; do export "${setting?}"; done <<<"$settings"
     options+=("--object-store-memory=$STORE" --block)

@@ -1,4 +1,4 @@
-"""Seconds of a GRPO step by us over those of TRL (extra `bench`): the same model, prompts, tokens and threads, steps taking turns.
+"""Seconds of a GRPO step by us over those of TRL (extra `test`): the same model, prompts, tokens and threads, steps taking turns.
 
     python tests/benchmarks/step_vs_trl.py [--workload default|long-prompt] [--steps 6] [--threads N] [--eager]
 
@@ -49,7 +49,7 @@ def main() -> None:
     try:
         import trl  # noqa: F401
     except ImportError:
-        sys.exit("TRL is not installed: pip install 'hybrid[bench]'.")
+        sys.exit("TRL is not installed: pip install 'hybrid[test]'.")
     if not MODEL.is_dir():
         sys.exit(f"{MODEL} is not there: launch/quickstart.sh makes it.")
     workload = WORKLOADS[options.workload]

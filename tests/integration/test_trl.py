@@ -1,4 +1,4 @@
-"""On one rank and one frozen batch our loss is TRL's GRPO loss, value and gradient. Skipped where trl is not installed (extra `bench`)."""
+"""On one rank and one frozen batch our loss is TRL's GRPO loss, value and gradient."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from hybrid.roles.objective import PolicyObjective, PolicyRow
 from hybrid.roles.packing import Row, pack
 from hybrid.roles.policy_step import policy_objective
 from hybrid.roles.reduction import Totals
-
-pytest.importorskip("trl")
 
 PROMPTS, LENGTHS, WIDTH = [3, 5], [4, 7, 1, 6], 7
 BETA, LOW, HIGH = 0.07, 0.2, 0.28

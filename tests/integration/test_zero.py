@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 
+import numpy as np
 import pytest
 import torch
 
@@ -133,9 +134,10 @@ def matrix(request, tmp_path_factory):
 @pytest.mark.parametrize("stage", STAGES)
 def test_stages_take_the_same_steps(matrix, stage):
     dtype, (rank0, _) = matrix
-    # Three updates of 1e-3 were made; sums over ranks are taken in another order.
-    bound = 5e-5 if dtype == "float32" else 2e-3
-    assert abs(rank0[stage]["whole"] - rank0[1]["whole"]).max() < bound
+    # Sums over ranks are taken in another order. Single weights may differ by more: AdamW divides by the gradient's size, bf16 rounds.
+    start = torch.cat([p.detach().float().flatten() for p in _model(getattr(torch, dtype)).parameters()]).numpy()
+    moved, apart = rank0[1]["whole"] - start, rank0[stage]["whole"] - rank0[1]["whole"]
+    assert np.linalg.norm(apart) < (1e-2 if dtype == "float32" else 0.1) * np.linalg.norm(moved)
     assert rank0[stage]["norms"] == pytest.approx(rank0[1]["norms"], rel=1e-4 if dtype == "float32" else 1e-2)
 
 

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import types
 from pathlib import Path
 
@@ -66,19 +65,19 @@ def test_version(hybrid_command):
     assert hybrid_command("--version").output == f"hybrid {hybrid.__version__}\n"
 
 
-def test_help_is_fast_and_shows_sections_and_examples(tmp_path):
-    began = time.monotonic()
+def test_help_shows_sections_and_examples(tmp_path):
     out, _ = start("train", "--help", cwd=tmp_path).communicate(timeout=30)
-    assert time.monotonic() - began < 1.5 * 2  # 1.5 s, on a machine that does something else meanwhile
     assert all(f" {name}:" in out for name in SECTIONS)
     assert "--dry-run" in out
     assert "hybrid train profiles/quickstart.yaml" in out
 
 
-def test_no_command_loads_torch_or_ray_before_a_run(profile):
+@pytest.mark.parametrize("arguments", [["train", "--help"], ["train", "PROFILE", "--dry-run"]], ids=" ".join)
+def test_no_command_loads_torch_or_ray_before_a_run(profile, arguments):
+    words = [str(profile) if word == "PROFILE" else word for word in arguments]
     code = (
         "import sys; from typer.testing import CliRunner; from hybrid.cli import app\n"
-        f"result = CliRunner().invoke(app, ['train', {str(profile)!r}, '--dry-run'])\n"
+        f"result = CliRunner().invoke(app, {words!r})\n"
         "print(result.exit_code, {'torch', 'ray', 'vllm', 'transformers'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=CHECKOUT, capture_output=True, text=True, timeout=60)

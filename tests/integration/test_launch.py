@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import signal
@@ -15,22 +14,7 @@ from pathlib import Path
 import pytest
 
 from launch import make_models
-
-ROOT = Path(__file__).resolve().parents[2]
-SCRIPTS = sorted([*ROOT.glob("launch/*.sh"), ROOT / ".ci" / "run"])
-CLEAN = {
-    k: v
-    for k, v in os.environ.items()
-    if k not in ("VIRTUAL_ENV", "CONDA_PREFIX", "PYTHON", "HYBRID_EXTRA", "HYBRID_LAUNCH")
-}
-
-
-def bash(code: str, script: str = "install.sh", cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess:
-    """Run shell code after sourcing a launch script (its functions, not its main)."""
-    return subprocess.run(
-        ["bash", "-c", f"source {ROOT}/launch/{script}; {code}"],
-        capture_output=True, text=True, cwd=cwd, env={**CLEAN, **env}, timeout=50, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
+from tests.integration.launch_scripts import CLEAN, ROOT, SCRIPTS, bash
 
 
 @pytest.fixture
