@@ -106,8 +106,8 @@ def forward(s: Session, samples: list[Sample]) -> Forward:
     temperature = s.cfg.rollout.temperature
     with s.phase("forward"):
         return Forward(
-            old_logprobs=unshard(plan, s.actor.call_sharded("logprobs", rows, temperature)) if old else None,
-            ref_logprobs=unshard(plan, s.reference.call_sharded("logprobs", rows, temperature))
+            old_logprobs=unshard(plan, s.actor.call_sharded("logprobs", rows, temperature, s.ends)) if old else None,
+            ref_logprobs=unshard(plan, s.reference.call_sharded("logprobs", rows, temperature, s.ends))
             if s.reference
             else None,
             values=unshard(plan, s.critic.call_sharded("values", rows)) if s.critic else None,
@@ -187,6 +187,7 @@ def _objective(s: Session, progress: Progress, experience: Experience, rows: lis
         max_tokens=max_tokens,
         normalizer=float(normalizer),
         sampler_bound=sampler_bound(s.cfg),
+        ends=s.ends,
     )
 
 

@@ -14,7 +14,9 @@ from pathlib import Path
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from hybrid.algorithms.logprobs import EndMask
 from hybrid.config import RunConfig, dump, model_source, swap_folder
+from hybrid.data.end_tokens import end_mask
 from hybrid.data.prompts import PromptSource, load_eval, load_prompts
 from hybrid.data.rollouts import RolloutRecorder, check_recorded, load_rollouts
 from hybrid.data.samples import Prompt, Sample
@@ -60,6 +62,8 @@ class Session:
     recorded: dict[int, list[Sample]] = field(default_factory=dict)
     extra_rewards: list[tuple[float, RewardFunction]] = field(default_factory=list)
     """(weight, function) of rewards that are added to the first."""
+    ends: EndMask | None = None
+    """Where the sampler cannot end a response (`rollout.min_new_tokens`)."""
     engine_version: int | None = None
     """Weight version that the engines hold; None before the first sync and after their weights left."""
     counted: dict[str, int] = field(default_factory=dict)
@@ -182,6 +186,7 @@ def open_session(cfg: RunConfig, run_dir: Path) -> Iterator[Session]:
             recorder,
             recorded,
             extra_rewards,
+            end_mask(cfg, tokenizer),
         )
 
 

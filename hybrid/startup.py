@@ -124,6 +124,7 @@ def _load_arguments(cfg: RunConfig, role: str) -> tuple:
         attention=cfg.model.attention,
         gradient_checkpointing=cfg.model.gradient_checkpointing and role in ("actor", "critic"),
         trust_remote_code=cfg.model.trust_remote_code,
+        dropout=cfg.model.dropout == "config",
         seed=cfg.train.seed,
     )
     if role == "reference":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -13,6 +14,16 @@ CHUNK_BYTES = 256 * 2**20
 time: of more than one chunk each is computed twice."""
 CACHED_ELEMENTS = 2**20
 """float32 numbers that a core's cache holds with room to spare."""
+MASKED = -1e30
+"""Logit of a token that cannot be drawn: no probability in any dtype, and finite after division by any temperature, so 0 times it is 0."""
+
+
+@dataclass(frozen=True)
+class EndMask:
+    """The sampler draws none of `token_ids` among the first `min_new_tokens` of a response: there they are not part of the softmax."""
+
+    min_new_tokens: int
+    token_ids: tuple[int, ...]
 
 
 def chunked_logprobs(
@@ -24,19 +35,25 @@ def chunked_logprobs(
     with_entropy: bool = False,
     min_chunks: int = 1,
     entropy_gradient: bool = True,
+    masked_N: Tensor | None = None,
+    masked_ids: tuple[int, ...] = (),
 ) -> tuple[Tensor, Tensor | None]:
     """float32 log-probs N of `targets_N` under `softmax(head(hidden) / temperature)`, and entropies N (nats) or None.
 
     Forward and backward hold the logits of one chunk of at most `chunk_tokens` tokens: with more than one chunk, each is recomputed in
     the backward pass. `head` is called as a module, so its hooks run. Under ZeRO-3 a call of `head` is a collective, in forward and
     backward: ranks must make equally many, so give all of them as `min_chunks` the largest `chunk_count` among them. N = 0 is one
-    chunk of no tokens, with a graph. Entropies without `entropy_gradient` are constants, and cheaper.
+    chunk of no tokens, with a graph. Entropies without `entropy_gradient` are constants, and cheaper. Where `masked_N` is True the softmax
+    leaves `masked_ids` out; a target must not be one of them there.
     """
     chunks = max(chunk_count(len(hidden_NH), chunk_tokens), min_chunks)
     recompute = torch.is_grad_enabled() and chunks > 1
     results = []
-    for hidden_CH, targets_C in zip(hidden_NH.tensor_split(chunks), targets_N.tensor_split(chunks)):
-        args = (hidden_CH, head, targets_C, temperature, with_entropy, entropy_gradient, [])
+    masked = [None] * chunks if masked_N is None else masked_N.tensor_split(chunks)
+    ids_K = torch.tensor(masked_ids, dtype=torch.long, device=hidden_NH.device)
+    for hidden_CH, targets_C, masked_C in zip(hidden_NH.tensor_split(chunks), targets_N.tensor_split(chunks), masked):
+        left_out = None if masked_C is None else (masked_C, ids_K)
+        args = (hidden_CH, head, targets_C, temperature, with_entropy, entropy_gradient, left_out, [])
         if recompute:
             results.append(checkpoint(_chunk_logprobs, *args, use_reentrant=False, preserve_rng_state=False))
         else:
@@ -62,11 +79,13 @@ def _chunk_logprobs(
     temperature: float,
     with_entropy: bool,
     entropy_gradient: bool,
+    left_out: tuple[Tensor, Tensor] | None,
     sums: list[tuple[Tensor, Tensor | None]],
 ) -> tuple[Tensor, Tensor | None]:
     logits_CV = head(hidden_CH)
     may_overwrite = logits_CV.untyped_storage()._cdata != hidden_CH.untyped_storage()._cdata
-    return _TokenLogprobs.apply(logits_CV, targets_C, temperature, with_entropy, entropy_gradient, may_overwrite, sums)
+    options = (temperature, with_entropy, entropy_gradient, may_overwrite, left_out, sums)
+    return _TokenLogprobs.apply(logits_CV, targets_C, *options)
 
 
 class _TokenLogprobs(torch.autograd.Function):
@@ -80,7 +99,9 @@ class _TokenLogprobs(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, logits_CV, targets_C, temperature, with_entropy, entropy_gradient, may_overwrite, sums):
+    def forward(ctx, logits_CV, targets_C, temperature, with_entropy, entropy_gradient, may_overwrite, left_out, sums):
+        if left_out is not None:
+            logits_CV = _without(logits_CV if may_overwrite else logits_CV.clone(), *left_out)
         if not sums:
             sums.append(_sums(logits_CV, temperature, with_entropy))
         lse_C, entropies_C = sums[0]
@@ -108,7 +129,13 @@ class _TokenLogprobs(torch.autograd.Function):
             grad_CV[block] = log_probs_BV.exp_().mul_(factor_B)
         rows_C = torch.arange(len(grad_CV), device=grad_CV.device)
         grad_CV[rows_C, targets_C] += of_logprobs_C1.squeeze(-1).to(grad_CV.dtype)  # scatter_add_ is slow on CPU
-        return grad_CV, None, None, None, None, None, None
+        return grad_CV, None, None, None, None, None, None, None
+
+
+def _without(logits_CV: Tensor, masked_C: Tensor, ids_K: Tensor) -> Tensor:
+    """`logits_CV`, changed in place: on masked rows the tokens `ids_K` have no probability, so their gradient is 0."""
+    logits_CV[:, ids_K] = logits_CV[:, ids_K].masked_fill(masked_C[:, None], MASKED)
+    return logits_CV
 
 
 def _sums(logits_CV: Tensor, temperature: float, with_entropy: bool) -> tuple[Tensor, Tensor | None]:

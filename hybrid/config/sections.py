@@ -55,6 +55,9 @@ class Model(Section):
     """Attention of the trainer. `auto`: flash_attention_2 on cuda where flash-attn is installed, else sdpa."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time in training."""
+    dropout: Literal["none", "config"] = "none"
+    """Dropout, layer drop and router noise in training. `none`: off, whatever the model's config says. `config`: as it says;
+    ratios to the old policy then differ from 1 at the first update."""
     trust_remote_code: bool = False
     """Run Python code that comes with the model."""
 
@@ -120,7 +123,8 @@ class Rollout(Section):
     max_new_tokens: Positive = 512
     """Longest response, in tokens."""
     min_new_tokens: NonNegative = 0
-    """Tokens before which a response may not end."""
+    """Tokens before which a response may not end: sampler and trainer leave the end tokens out of the softmax there. The texts of
+    `stop` stay drawable, and end nothing before."""
     temperature: Annotated[float, Field(ge=0.01)] = 1.0
     """Sampling temperature; the trainer's log-probs use the same one. vLLM samples below 0.01 as at 0.01."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0

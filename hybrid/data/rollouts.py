@@ -153,6 +153,12 @@ def check_recorded(cfg: RunConfig, steps: dict[int, list[Sample]]) -> None:
                 f"{where} has {len(greedy)} greedy answers to {prompts} prompts, and algorithm.advantage={cfg.algorithm.advantage} "
                 f"{'compares with one each' if cfg.uses_greedy_answers else 'has no use for them'}: record it with the same estimator."
             )
+        least, shortest = cfg.rollout.min_new_tokens, min(len(sample.token_ids) for sample in samples)
+        if 0 < shortest < least:
+            raise DataError(
+                f"rollout.min_new_tokens: {least} is invalid: {where} has a response of {shortest} tokens. Set it to what was "
+                "recorded with."
+            )
         if not all(sample.token_ids and math.isfinite(sum(sample.logprobs)) for sample in samples):
             raise DataError(
                 f"{where} has a sample without tokens or with log-probs that are not finite: record it again."

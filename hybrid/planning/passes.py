@@ -33,6 +33,7 @@ def packed_pass(
     backward: bool,
     device: str,
     trust_remote_code: bool,
+    dropout: bool = False,
     temperature: float = 1.0,
     with_entropy: bool = False,
     entropy_gradient: bool = False,
@@ -46,7 +47,7 @@ def packed_pass(
     name = attention.NAME if shared else FLASH
 
     def make(layers: int) -> nn.Module:
-        model = build(with_layers(config, layers), kind, dtype, name, trust_remote_code)
+        model = build(with_layers(config, layers), kind, dtype, name, trust_remote_code, dropout)
         if checkpointing:
             trunk = model.hf if kind == "policy" else model.trunk
             trunk.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

@@ -210,6 +210,7 @@ class _Run:
             backward=backward,
             device=self.cfg.cluster.device,
             trust_remote_code=self.cfg.model.trust_remote_code,
+            dropout=self.cfg.model.dropout == "config",
             temperature=self.cfg.rollout.temperature,
             with_entropy=trains_policy and (algorithm.entropy_metric or algorithm.entropy_coef > 0),
             entropy_gradient=trains_policy and algorithm.entropy_coef > 0,

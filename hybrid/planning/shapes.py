@@ -108,7 +108,12 @@ def shapes(path: str, kind: str, trust_remote_code: bool = False) -> ModelShapes
 
 
 def build(
-    config: Any, kind: str, dtype: Any, attention: str | None = None, trust_remote_code: bool = False
+    config: Any,
+    kind: str,
+    dtype: Any,
+    attention: str | None = None,
+    trust_remote_code: bool = False,
+    dropout: bool = False,
 ) -> nn.Module:
     """The module of role `kind`, on the default device, with no weights loaded and none drawn."""
     from torch import nn
@@ -124,7 +129,7 @@ def build(
         model = auto.from_config(config, **options)
     model.tie_weights()
     if kind == "policy":
-        return PolicyModel(model)
+        return PolicyModel(model, dropout)
     if kind == "critic":
-        return ValueModel(model, nn.Linear(config.get_text_config().hidden_size, 1, dtype=dtype))
+        return ValueModel(model, nn.Linear(config.get_text_config().hidden_size, 1, dtype=dtype), dropout)
     return model

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from hybrid.algorithms.logprobs import EndMask
 from hybrid.roles.export import export_model
 from hybrid.roles.models import ModelOptions, load_policy
 from hybrid.roles.objective import Fed, PolicyObjective, PolicyRow, UpdateResult, check_sampler
@@ -22,9 +23,11 @@ EXPORT_BUCKET_BYTES = 2**30
 class PolicyForward(ModelWorker):
     """What actor and reference share: log-probs of given responses."""
 
-    def logprobs(self, micros: list[list[Row]], temperature: float) -> list[list[torch.Tensor]]:
+    def logprobs(
+        self, micros: list[list[Row]], temperature: float, ends: EndMask | None = None
+    ) -> list[list[torch.Tensor]]:
         """float32 log-probs of the response tokens, a tensor per row, laid out as `micros`."""
-        return self.forward_rows(micros, lambda batch: self.model.forward(batch, temperature)[0])
+        return self.forward_rows(micros, lambda batch: self.model.forward(batch, temperature, ends=ends)[0])
 
 
 class ReferenceWorker(PolicyForward):
@@ -72,7 +75,7 @@ class ActorWorker(PolicyForward):
         fed.tokens += len(batch.input_ids_N)
         fed.padding += 0 if rows else len(batch.input_ids_N)
         logprobs_R, entropies_R = model(
-            batch, objective.temperature, objective.with_entropy, entropy_gradient=objective.entropy_coef > 0
+            batch, objective.temperature, objective.with_entropy, objective.entropy_coef > 0, objective.ends
         )
         if not rows:
             return logprobs_R.sum() * 0.0

@@ -35,12 +35,11 @@ def packed_attention(
 ) -> tuple[torch.Tensor, None]:
     """`query` 1 x heads x N x D, `key` and `value` 1 x kv_heads x N x D; returns 1 x N x heads x D.
 
-    Raises `NotImplementedError` for attention variants that the packed path does not compute (soft caps, sinks, dropout).
+    Raises `NotImplementedError` for attention variants that the packed path does not compute (soft caps, sinks).
     """
     unsupported = [name for name in ("softcap", "s_aux") if kwargs.get(name) is not None]
-    if unsupported or dropout:
-        what = ", ".join(unsupported) or "dropout"
-        raise NotImplementedError(f"packed attention does not support {what}; use flash_attention_2")
+    if unsupported:
+        raise NotImplementedError(f"packed attention does not support {', '.join(unsupported)}; use flash_attention_2")
     window = kwargs.get("sliding_window")
     if window is not None and any(s.length > window for s in packed_segments):
         raise NotImplementedError(
@@ -53,7 +52,7 @@ def packed_attention(
     outputs = []
     for segment, *own in zip(packed_segments, *(t.split(lengths, dim=2) for t in (query, key, value)), strict=True):
         attend = _one_call if segment.length <= ONE_CALL_TOKENS else _call_per_response
-        outputs.append(attend(*own, segment, scaling))
+        outputs.append(attend(*own, segment, scale=scaling, dropout_p=dropout))
     return torch.cat(outputs, dim=2).transpose(1, 2), None
 
 
@@ -68,21 +67,21 @@ def segment_mask(segment: Segment, device: torch.device) -> torch.Tensor:
     return causal_SS & ((owner_S[None, :] == 0) | (owner_S[None, :] == owner_S[:, None]))
 
 
-def _one_call(query, key, value, segment: Segment, scaling):
+def _one_call(query, key, value, segment: Segment, **options):
     if len(segment.responses) <= 1:
-        return scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling)
-    return scaled_dot_product_attention(query, key, value, attn_mask=segment_mask(segment, query.device), scale=scaling)
+        return scaled_dot_product_attention(query, key, value, is_causal=True, **options)
+    return scaled_dot_product_attention(query, key, value, attn_mask=segment_mask(segment, query.device), **options)
 
 
-def _call_per_response(query, key, value, segment: Segment, scaling):
+def _call_per_response(query, key, value, segment: Segment, **options):
     lengths = [segment.prompt, *segment.responses]
     (query, *queries), (key, *keys), (value, *values) = (t.split(lengths, dim=2) for t in (query, key, value))
-    outputs = [scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling)]
+    outputs = [scaled_dot_product_attention(query, key, value, is_causal=True, **options)]
     for own_query, own_key, own_value in zip(queries, keys, values):
         length = own_query.shape[2]
         mask = torch.ones(length, segment.prompt + length, dtype=torch.bool, device=query.device).tril(segment.prompt)
         all_keys, all_values = torch.cat([key, own_key], dim=2), torch.cat([value, own_value], dim=2)
-        outputs.append(scaled_dot_product_attention(own_query, all_keys, all_values, attn_mask=mask, scale=scaling))
+        outputs.append(scaled_dot_product_attention(own_query, all_keys, all_values, attn_mask=mask, **options))
     return torch.cat(outputs, dim=2)
 
 

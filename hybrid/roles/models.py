@@ -15,9 +15,10 @@ from transformers import (
     PretrainedConfig,
 )
 
-from hybrid.algorithms.logprobs import chunk_count, chunked_logprobs, tokens_per_chunk
+from hybrid.algorithms.logprobs import EndMask, chunk_count, chunked_logprobs, tokens_per_chunk
 from hybrid.errors import ConfigError
 from hybrid.roles import attention
+from hybrid.roles.dropout import QuietInTraining
 from hybrid.roles.packing import PackedBatch
 
 
@@ -31,6 +32,8 @@ class ModelOptions:
     """sdpa (packed, prompts shared) or flash_attention_2 (packed, one response per segment)."""
     gradient_checkpointing: bool = False
     trust_remote_code: bool = False
+    dropout: bool = False
+    """Train with the dropout and router noise of the model's config."""
     seed: int = 0
     """Makes new heads equal on every rank."""
 
@@ -39,17 +42,23 @@ class ModelOptions:
         return self.attention == "sdpa"
 
 
-class PolicyModel(nn.Module):
+class PolicyModel(QuietInTraining):
     """A causal language model as a function from packed tokens to log-probs of the response tokens."""
 
-    def __init__(self, hf: nn.Module):
+    def __init__(self, hf: nn.Module, dropout: bool = False):
         super().__init__()
-        self.hf = hf
+        self.hf, self.dropout = hf, dropout
 
     def forward(
-        self, batch: PackedBatch, temperature: float, with_entropy: bool = False, entropy_gradient: bool = True
+        self,
+        batch: PackedBatch,
+        temperature: float,
+        with_entropy: bool = False,
+        entropy_gradient: bool = True,
+        ends: EndMask | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """float32 log-probs R of `batch.targets_R` at `temperature`, and entropies R when asked for, with or without a gradient."""
+        """float32 log-probs R of `batch.targets_R` at `temperature`, without `ends` where the sampler drew without them, and entropies R
+        when asked for, with or without a gradient."""
         hidden_RH = _hidden(self.hf.base_model, batch)[batch.predict_R]
         head = self.hf.get_output_embeddings()
         vocabulary = getattr(head.weight, "ds_shape", head.weight.shape)[0]
@@ -62,6 +71,8 @@ class PolicyModel(nn.Module):
             chunk,
             with_entropy=with_entropy,
             entropy_gradient=entropy_gradient,
+            masked_N=None if ends is None else batch.positions_R() < ends.min_new_tokens,
+            masked_ids=() if ends is None else tuple(i for i in ends.token_ids if i < vocabulary),
             min_chunks=self._chunks_of_longest_rank(chunk_count(len(hidden_RH), chunk)),
         )
 
@@ -74,13 +85,14 @@ class PolicyModel(nn.Module):
         return int(longest)
 
 
-class ValueModel(nn.Module):
+class ValueModel(QuietInTraining):
     """A causal language model's trunk with a scalar head: the value of the state before each response token."""
 
-    def __init__(self, trunk: nn.Module, head: nn.Linear):
+    def __init__(self, trunk: nn.Module, head: nn.Linear, dropout: bool = False):
         super().__init__()
         self.trunk = trunk
         self.head = head
+        self.dropout = dropout
 
     def forward(self, batch: PackedBatch) -> torch.Tensor:
         """float32 values R."""
@@ -102,7 +114,7 @@ def load_policy(options: ModelOptions) -> PolicyModel:
     for name in ("final_logit_softcapping", "logit_scale", "logits_scaling"):
         if getattr(hf.config, name, None) not in (None, 1, 1.0):
             raise ConfigError(f"model.path={options.path}: models that scale their logits ({name}) are not supported.")
-    return PolicyModel(hf)
+    return PolicyModel(hf, options.dropout)
 
 
 def load_critic(options: ModelOptions) -> ValueModel:
@@ -121,14 +133,14 @@ def load_critic(options: ModelOptions) -> ValueModel:
                 f"critic.path={options.path}: a critic starts from a sequence classifier with one label and a linear head `score`; this "
                 f"is a {type(model).__name__} with {model.config.num_labels} labels."
             )
-        return ValueModel(model.base_model, head)
+        return ValueModel(model.base_model, head, options.dropout)
     trunk = _load(AutoModel, options)
     head = nn.Linear(trunk.config.get_text_config().hidden_size, 1, dtype=options.dtype)
     generator = torch.Generator().manual_seed(options.seed)
     with torch.no_grad():
         head.weight.copy_(torch.randn(head.weight.shape, generator=generator) * 0.01)
         head.bias.zero_()
-    return ValueModel(trunk, head)
+    return ValueModel(trunk, head, options.dropout)
 
 
 def load_reward_model(path: str, dtype: torch.dtype, trust_remote_code: bool) -> nn.Module:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from hybrid.algorithms.logprobs import EndMask
 from hybrid.errors import TrainingStopped
 from hybrid.roles.packing import Row
 
@@ -46,6 +47,8 @@ class PolicyObjective:
     normalizer: float
     sampler_bound: float | None
     """Largest mean |trainer - sampler| log-prob difference; beyond it the step is not taken and the run stops."""
+    ends: EndMask | None = None
+    """Where the sampler could not end a response; None where it always could."""
 
     @property
     def with_entropy(self) -> bool:

@@ -60,6 +60,10 @@ class PackedBatch:
         }
         return PackedBatch(**tensors, segments=self.segments, row_lengths=self.row_lengths)
 
+    def positions_R(self) -> torch.Tensor:
+        """How many tokens of its response come before each response token."""
+        return torch.cat([torch.arange(n) for n in self.row_lengths]).to(self.targets_R.device)
+
     def varlen_kwargs(self) -> dict:
         """Arguments with which flash attention reads the segments as separate sequences (one response each)."""
         ends = [0, *(s.start + s.length for s in self.segments)]

@@ -148,6 +148,15 @@ def test_a_recording_of_another_size_is_refused():
         check_recorded(cfg, {1: SAMPLES[:3]})
 
 
+def test_a_recording_with_shorter_responses_than_the_profile_allows_is_refused():
+    """Its end tokens would be left out of the softmax that they were drawn from."""
+    train = {"steps": 1, "prompts_per_step": 2}
+    shortest = min(len(each.token_ids) for each in SAMPLES)
+    check_recorded(config(train=train, rollout={"min_new_tokens": shortest, "max_new_tokens": 8}), {1: SAMPLES})
+    with pytest.raises(DataError, match=f"rollout.min_new_tokens: {shortest + 1} is invalid"):
+        check_recorded(config(train=train, rollout={"min_new_tokens": shortest + 1, "max_new_tokens": 8}), {1: SAMPLES})
+
+
 def test_greedy_answers_are_recorded_for_remax_and_for_no_other():
     train = {"steps": 1, "prompts_per_step": 2}
     plain, remax = config(train=train), config(train=train, algorithm={"advantage": "remax"})
