@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -95,18 +96,21 @@ def train(
     with _errors_for_people():
         cfg = load_run(profile, overrides or [])
         check_start(cfg)
-        if dry_run:
-            _show(resolve(cfg))
-            return
-        from hybrid.config.run_folder import create_run_dir, save_origin
+        from hybrid.rewards.load import started_functions
 
-        run_dir = create_run_dir(cfg)
-        cfg = resolve(cfg, run_dir)
-        save_origin(cfg, run_dir, sys.argv)
-        _say_notes(cfg)
-        from hybrid.launcher import launch
+        with started_functions(cfg):
+            if dry_run:
+                _show(resolve(cfg))
+                return
+            from hybrid.config.run_folder import create_run_dir, save_origin
 
-        launch(cfg, run_dir)
+            run_dir = create_run_dir(cfg)
+            cfg = resolve(cfg, run_dir)
+            save_origin(cfg, run_dir, sys.argv)
+            _say_notes(cfg)
+            from hybrid.launcher import launch
+
+            launch(cfg, run_dir)
 
 
 @app.command(epilog=PLAN_EXAMPLES)
@@ -195,6 +199,8 @@ def _errors_for_people() -> Iterator[None]:
                 signal.signal(name, signal.SIG_IGN)
             print("interrupted", file=sys.stderr, flush=True)
             raise typer.Exit(128 + (received or [signal.SIGINT])[0]) from None
+        if isinstance(error, SystemExit):  # whatever its status: the command did not come to its end
+            error = HybridError(f"{_place(error)}: code that hybrid called ended the program ({error!r}). Correct it.")
         if not isinstance(error, HybridError):
             raise
         said = f"error: {error}"  # printed, as typer's echo writes UTF-8 to terminals that do not read it
@@ -212,6 +218,12 @@ def _require_folder() -> None:
         ) from error
     if not os.access(folder, os.R_OK | os.X_OK):
         raise ConfigError(f"hybrid: the working directory {folder} may not be read. Change to a folder of yours: cd ~.")
+
+
+def _place(error: BaseException) -> str:
+    """`file:line` where it was raised."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "hybrid"
 
 
 def _show(cfg: RunConfig) -> None:

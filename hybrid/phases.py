@@ -12,8 +12,9 @@ from hybrid.data.batches import Lengths, Plan, lengths_of, plan_micro_batches
 from hybrid.data.samples import Sample
 from hybrid.errors import TrainingStopped
 from hybrid.experience import Experience, Forward, kl_beyond_bound, sampler_bound, shard, unshard
-from hybrid.rewards import EarlyScores, RewardFunction, accuracy, shape, weighted_sum
+from hybrid.rewards import EarlyScores, RewardFunction, accuracy
 from hybrid.rewards import score as score_by_function
+from hybrid.rewards.shaping import shape, weighted_sum
 from hybrid.roles.objective import PolicyObjective, PolicyRow, ValueRow, batch_metrics, check_sampler
 from hybrid.roles.packing import Row
 from hybrid.roles.schedule import learning_rate
@@ -60,6 +61,7 @@ def sampling_options(cfg: RunConfig) -> SamplingOptions:
         top_k=rollout.top_k,
         min_p=rollout.min_p,
         stop=tuple(rollout.stop),
+        keep_special_tokens=cfg.reward.keep_special_tokens,
     )
 
 
@@ -259,7 +261,12 @@ def evaluate(s: Session, progress: Progress) -> dict[str, float | None]:
     if s.engines is None or not s.held_out:
         return {}
     with s.phase("evaluate"):
-        greedy = SamplingOptions(s.cfg.rollout.max_new_tokens, temperature=0.0, stop=tuple(s.cfg.rollout.stop))
+        greedy = SamplingOptions(
+            s.cfg.rollout.max_new_tokens,
+            temperature=0.0,
+            stop=tuple(s.cfg.rollout.stop),
+            keep_special_tokens=s.cfg.reward.keep_special_tokens,
+        )
         samples = s.engines.generate(s.held_out, greedy, step=0, version=progress.weight_version)
         scores = score_by_function(s.eval_reward, samples)
     return {"eval/reward": sum(scores) / len(scores), "eval/accuracy": accuracy(scores)}

@@ -29,7 +29,7 @@ from hybrid.planning.rows import ledger_row
 from hybrid.planning.run import plan_run
 from hybrid.pool import Pool, open_pool
 from hybrid.reporting import Reporter
-from hybrid.rewards import RewardFunction, load_extra_rewards, load_rewards
+from hybrid.rewards import RewardFunction, check_columns, load_extra_rewards, load_rewards, started_functions
 from hybrid.roles.group import RoleGroup
 from hybrid.roles.objective import UpdateResult
 from hybrid.rollout.group import EngineGroup
@@ -142,6 +142,8 @@ def open_session(cfg: RunConfig, run_dir: Path) -> Iterator[Session]:
         report.stage("reading the data")
         prompts = load_prompts(cfg, tokenizer, report.note) if cfg.uses_engines else None
         held_out = load_eval(cfg, tokenizer, report.note) if cfg.uses_engines else []
+        functions = stack.enter_context(started_functions(cfg))
+        check_columns(cfg, functions, prompts.first() if prompts else [], held_out)
         reward, eval_reward = load_rewards(cfg)
         extra_rewards = load_extra_rewards(cfg)
         recorded = {} if cfg.uses_engines else load_rollouts(cfg.rollout.replay)

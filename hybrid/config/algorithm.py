@@ -23,7 +23,8 @@ class Reward(Section):
 
     function: Text | None = None
     """`reasoning_gym` (the task's own scorer), `math_verify`, or `file.py:function`, called with a batch as
-    `function(prompts, responses, labels, **columns) -> list[float]`, sync or async."""
+    `function(prompts, responses, labels, **columns) -> list[float]`, sync or async, in a process of its own. A parameter
+    `token_ids` gets the token ids of the responses, with the end token."""
     batch: Literal["step", "group"] = "step"
     """What functions of a file are called with. `step`: all responses of a rollout at once, after generation. `group`: as
     prompts are done, while the engines go on with others; several calls a rollout, each with all samples of one or more
@@ -33,6 +34,12 @@ class Reward(Section):
     """Folder or hub name of a transformers sequence-classification model with one output."""
     timeout_s: PositiveFloat = 60.0
     """Seconds that one call of a reward function may take."""
+    processes: Positive = 1
+    """Processes of each function of a file; each imports the file and keeps its state. With more than one, each gets a share of
+    a call's prompts, with all their samples, at the same time as the others; scores stay in order."""
+    keep_special_tokens: bool = False
+    """Leave special tokens such as `<think>` in the text that rewards and samples.jsonl see, in training and evaluation; the end
+    token never is. false: as transformers' skip_special_tokens. A replayed rollout has its recorded text."""
     batch_tokens: Positive = 16384
     """Tokens of a micro-batch of the reward model, per rank."""
     weight: Weight = 1.0

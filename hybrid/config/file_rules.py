@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import difflib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 from hybrid.config.paths import is_hub_name, path_roots
@@ -147,7 +146,7 @@ def evaluation_function_exists(cfg: RunConfig) -> Finding | None:
 
 
 def _function_is_there(cfg: RunConfig, key: str, function: str) -> Finding | None:
-    """The file is parsed, not run: importing a user's module is the run's business."""
+    """The file is not read here: `hybrid.rewards.load.started_functions` imports it, in a process of its own."""
     if function in BUILT_IN_FUNCTIONS:
         return None
     file, _, name = function.rpartition(":")
@@ -156,32 +155,6 @@ def _function_is_there(cfg: RunConfig, key: str, function: str) -> Finding | Non
         return f"{key} {function} is neither a built-in function nor file.py:function", fix
     if not Path(file).is_file():
         return f"{key}: the file {file} does not exist", fix
-    try:
-        tree = ast.parse(Path(file).read_bytes())  # bytes: Python finds the encoding as it does on import
-    except (SyntaxError, ValueError, RecursionError) as error:
-        line = f", line {error.lineno}," if getattr(error, "lineno", None) else ""
-        return f"{key}: {file}{line} is not valid Python ({getattr(error, 'msg', error)})", "Correct the file."
-    names = list(dict.fromkeys(_defined_names(tree.body)))
-    if name not in names:
-        return f"{key}: {file} defines no {name}", f"It defines {', '.join(names) or 'nothing'}."
-
-
-def _defined_names(body: list[ast.stmt]) -> Iterator[str]:
-    """Names that a module may bind at its top level, also in the branches of its if, try, with and loops."""
-    for node in body:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            yield node.name
-            continue
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            yield from (alias.asname or alias.name for alias in node.names)
-        targets = (
-            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
-        )
-        yield from (name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name))
-        for branch in ("body", "orelse", "finalbody"):
-            yield from _defined_names(getattr(node, branch, []))
-        for handler in getattr(node, "handlers", []):
-            yield from _defined_names(handler.body)
 
 
 @rule("rollout.replay")

@@ -71,6 +71,13 @@ class PromptSource:
         """Places of the stream that were looked at."""
         return self._place
 
+    def first(self) -> list[Prompt]:
+        """The next prompt, which `take` gives again. Raises `DataError` as `take` does."""
+        before = self._place, self._used, self.dropped
+        prompts = self.take(1)
+        self._place, self._used, self.dropped = before
+        return prompts
+
     def state_dict(self) -> dict[str, Any]:
         """JSON-able; `load_state_dict` of an equal source goes on with the very next prompt."""
         return {"place": self._place, "used": self._used, "dropped": self.dropped, "origin": self._origin}
@@ -243,10 +250,8 @@ def _task_source(cfg: RunConfig, tokenizer: PreTrainedTokenizerBase, task: Task)
 
     origin = {"data.train": cfg.data.train, "data.task_args": cfg.data.task_args, "train.seed": cfg.train.seed}
     source = PromptSource(draw, origin | {"held-out questions": len(reserved)})
-    start = source.state_dict()
     # A stream that gives nothing shows here, before anything is started.
-    _require_trainable(cfg, source.take(1)[0])
-    source.load_state_dict(start)
+    _require_trainable(cfg, source.first()[0])
     return source
 
 

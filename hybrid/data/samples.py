@@ -36,7 +36,7 @@ class Sample:
     logprobs: list[float]
     """The sampler's log-prob of each response token, after temperature."""
     text: str
-    """Decoded response without special tokens."""
+    """Decoded response without the end token, and without special tokens unless `reward.keep_special_tokens` keeps them."""
     truncated: bool
     """True when generation ended because max_new_tokens was reached."""
     weight_version: int

@@ -16,6 +16,7 @@ from hybrid.planning.known_gpus import find_gpu
 from hybrid.planning.machine import plan_here
 from hybrid.planning.rows import as_json
 from hybrid.planning.show import NO_BREAK, human, show, suggestion_lines
+from hybrid.rewards.load import started_functions
 
 WIDTH = 160
 """Columns of the tables where the output is no terminal."""
@@ -35,6 +36,8 @@ def plan_command(
     `calibrate` raises."""
     # Overrides last: what is suggested can be added to the command as it was given.
     cfg = resolve(load_run(profile, [*machine_overrides(gpu, nodes, gpus_per_node), *overrides]))
+    with started_functions(cfg):
+        pass  # a plan says what a start would refuse
     if gpu is not None and cfg.model.dtype == "bfloat16" and not find_gpu(gpu).has_bf16:
         raise ConfigError(
             f"--gpu {gpu}: it has no bf16. Add model.dtype=float32, or take a GPU of compute capability 8.0 or more."

@@ -1,28 +1,41 @@
-"""A reward function called under a deadline, in a thread and an event loop that last as long as it does."""
+"""A reward function as the scoring sees it: what it takes, and its replies to batches, whatever happens in it.
+
+A user's function runs in processes of its own (user.py); what comes with hybrid runs in a thread here.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import queue
 import sys
 import threading
 import traceback
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+from hybrid.rewards import plain
 
 GRACE_S = 0.5
-"""An awaitable is cancelled by the loop at its deadline; so much later the thread itself counts as stuck."""
+"""Seconds after its deadline at which a thread counts as stuck."""
+OURS = (str(Path(__file__).parent), "concurrent/futures")
 
 Batch = dict[str, list]
-"""Arguments by name, one item per sample: prompts, responses, labels and the data's columns."""
+"""Arguments by name, one item per sample: prompts, responses, labels, token_ids and the data's columns."""
+
+Reply = dict[str, Any]
+"""One of `scores`: a list of floats, and texts that show what is not a finite number; `returned`: shows what is not a list;
+`raised`: as `plain.raised` tells; `bad`: the number of a sample that cannot be scored, and why; `hung` and `ended`: where and how."""
 
 
-class Hung(Exception):
-    """A call passed its deadline; the message says where it was."""
+class Parameter(NamedTuple):
+    """A parameter of a function; `kind` is a name of `inspect`'s kinds."""
+
+    name: str
+    kind: str
+    required: bool
 
 
 class BadSample(Exception):
@@ -33,45 +46,118 @@ class BadSample(Exception):
         self.index = index
 
 
+@runtime_checkable
+class Caller(Protocol):
+    """Calls a function, once for each number at a time."""
+
+    parameters: Sequence[Parameter]
+    count: int
+    """How many calls may be under way."""
+
+    def ask(self, number: int, positional: list, keywords: Batch, count: int, timeout_s: float) -> Callable[[], Reply]:
+        """Start call `number` for `count` responses. What is returned waits for the reply; neither raises."""
+
+    def close(self) -> None:
+        """End what calls the function."""
+
+
 class RewardFunction:
-    """A function `(prompts, responses, labels, **columns) -> list[float]`, sync or async, and its deadline.
+    """A function `(prompts, responses, labels, **columns) -> list[float]` and the deadline of its calls.
 
     Of a batch it is given, by name, what it has parameters for; everything where it has `**kwargs`.
     """
 
-    def __init__(self, function: Callable[..., Any], name: str, timeout_s: float, by_group: bool = False):
-        """`by_group`: its scores of a prompt's samples do not depend on other prompts', so that a batch may be cut between prompts."""
-        self.function = function
+    def __init__(self, function: Callable[..., Any] | Caller, name: str, timeout_s: float, by_group: bool = False):
+        """`function`: sync, called in a thread here, or what calls it elsewhere.
+
+        `by_group`: its scores of a prompt's samples do not depend on other prompts', so that a batch may be cut between prompts.
+        """
         self.name = name
         self.timeout_s = timeout_s
         self.by_group = by_group
-        self._parameters = inspect.signature(function).parameters.values()
+        self._caller = function if isinstance(function, Caller) else InThread(function)
+
+    @property
+    def processes(self) -> int:
+        """In how many parts a batch is scored at the same time."""
+        return self._caller.count
+
+    def ask(self, batches: Sequence[Batch], timeout_s: float | None = None, first: int = 0) -> list[Reply]:
+        """The reply to each of `batches`, at most `processes` of them, which are scored at the same time, from process `first` on.
+
+        Each has `timeout_s` (the function's own deadline if None).
+        """
+        seconds = timeout_s or self.timeout_s
+        waits = [
+            self._caller.ask(first + i, *self._arguments(batch), len(batch["responses"]), seconds)
+            for i, batch in enumerate(batches)
+        ]
+        return [reply() for reply in waits]
+
+    def missing(self, batch: Sequence[str] | Batch) -> list[str]:
+        """Parameters that the function needs and that are not among the names of `batch`."""
+        return missing(self._caller.parameters, batch)
+
+    def close(self) -> None:
+        """End its processes."""
+        self._caller.close()
+
+    def _arguments(self, batch: Batch) -> tuple[list, Batch]:
+        """Positional arguments, and those by name."""
+        positional = [p.name for p in self._caller.parameters if p.kind == "POSITIONAL_ONLY" and p.name in batch]
+        named = {k: v for k, v in batch.items() if k not in positional and accepts(self._caller.parameters, k)}
+        return [batch[name] for name in positional], named
+
+
+def accepts(parameters: Sequence[Parameter], name: str) -> bool:
+    """Whether a function with these parameters takes an argument called `name`."""
+    by_name = ("POSITIONAL_OR_KEYWORD", "KEYWORD_ONLY", "POSITIONAL_ONLY")
+    return any(p.kind == "VAR_KEYWORD" or (p.name == name and p.kind in by_name) for p in parameters)
+
+
+def missing(parameters: Sequence[Parameter], names: Sequence[str] | Batch) -> list[str]:
+    """Parameters that a call needs and that are not among `names`."""
+    variable = ("VAR_POSITIONAL", "VAR_KEYWORD")
+    return [p.name for p in parameters if p.required and p.kind not in variable and p.name not in names]
+
+
+class InThread:
+    """Calls a function of ours, which is sync, in a thread that lasts as long as this does."""
+
+    count = 1
+
+    def __init__(self, function: Callable[..., Any]):
+        self.function = function
+        found = inspect.signature(function).parameters.values()
+        self.parameters = [Parameter(p.name, p.kind.name, p.default is p.empty) for p in found]
         self._worker = _Worker()
 
-    def __call__(self, batch: Batch, timeout_s: float | None = None) -> Any:
-        """What the function returns for `batch`, unchecked: `hybrid.rewards.score` is the checked way.
-
-        Raises what the function raises, and `Hung` after `timeout_s` (the function's own deadline if None).
-        """
+    def ask(self, number: int, positional: list, keywords: Batch, count: int, timeout_s: float) -> Callable[[], Reply]:
         if self._worker.stuck:
             self._worker = _Worker()
-        arguments = {name: values for name, values in batch.items() if self.accepts(name)}
-        return self._worker.call(self.function, arguments, timeout_s or self.timeout_s)
+        worker, function = self._worker, self.function
+        future = worker.start(lambda: _reply(function, positional, keywords, count))
+        return lambda: worker.wait(future, timeout_s)
 
-    def accepts(self, name: str) -> bool:
-        """Whether the function takes an argument called `name`."""
-        by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-        return any(p.kind is p.VAR_KEYWORD or (p.name == name and p.kind in by_name) for p in self._parameters)
+    def close(self) -> None:
+        """The thread ends with the object."""
 
-    def missing(self, batch: Batch) -> list[str]:
-        """Parameters that the function needs and `batch` does not have."""
-        kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-        required = [p for p in self._parameters if p.default is p.empty and p.kind not in kinds]
-        return [p.name for p in required if p.name not in batch]
+
+def _reply(function: Callable[..., Any], positional: list, keywords: Batch, count: int) -> Reply:
+    try:
+        result = function(*positional, **keywords)
+        values = plain.listed(result, count)
+        if values is None:
+            return {"returned": plain.shown(result)}
+        return {"scores": [plain.number(value) for value in values]}
+    except BadSample as bad:
+        return {"bad": (bad.index, str(bad))}
+    except BaseException as error:
+        return {"raised": plain.raised(error, OURS)}
 
 
 class _Worker:
-    """One thread with one event loop. A daemon: a function that hangs cannot be killed, and must not keep the run from ending."""
+    """One thread. A daemon: a function that hangs cannot be killed, and must not keep the run from ending."""
 
     def __init__(self) -> None:
         self.stuck = False
@@ -81,13 +167,16 @@ class _Worker:
         self._thread.start()
         weakref.finalize(self, jobs.put, None)
 
-    def call(self, function: Callable[..., Any], kwargs: Batch, timeout_s: float) -> Any:
+    def start(self, job: Callable[[], Reply]) -> Future:
         future: Future = Future()
-        self._jobs.put((function, kwargs, timeout_s, future))
+        self._jobs.put((job, future))
+        return future
+
+    def wait(self, future: Future, timeout_s: float) -> Reply:
         wait([future], timeout_s + GRACE_S)
         if not future.done():
             self.stuck = True
-            raise Hung(self._where_it_is())
+            return {"hung": self._where_it_is()}
         return future.result()
 
     def _where_it_is(self) -> str:
@@ -102,28 +191,7 @@ def _place(frame: traceback.FrameSummary) -> str:
 
 
 def _serve(jobs: queue.SimpleQueue) -> None:
-    loop = asyncio.new_event_loop()
-    while (job := jobs.get()) is not None:
-        function, kwargs, timeout_s, future = job
-        try:
-            # Called outside the loop, so that a sync function may start a loop of its own.
-            result = function(**kwargs)
-            if inspect.isawaitable(result):
-                result = loop.run_until_complete(_awaited(result, timeout_s))
-            future.set_result(result)
-        except BaseException as error:  # sys.exit() in a reward function is a failed reward, too.
-            future.set_exception(error)
-        del job, function, kwargs, future
-        result = None
-    loop.close()
-
-
-async def _awaited(awaitable: Any, timeout_s: float) -> Any:
-    task = asyncio.ensure_future(awaitable)
-    done, _ = await asyncio.wait({task}, timeout=timeout_s)
-    if done:
-        return task.result()
-    frames = task.get_stack(limit=1)
-    task.cancel()
-    where = f"{frames[0].f_code.co_filename}:{frames[0].f_lineno} ({frames[0].f_code.co_name})" if frames else "unknown"
-    raise Hung(f"it waits at {where}")
+    while (waiting := jobs.get()) is not None:
+        job, future = waiting
+        future.set_result(job())
+        del job, future, waiting

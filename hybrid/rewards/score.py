@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-import math
-import numbers
 import time
-import traceback
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from hybrid.data.samples import Sample
 from hybrid.errors import RewardError
-from hybrid.rewards.function import BadSample, Batch, Hung, RewardFunction
+from hybrid.rewards.function import Batch, Reply, RewardFunction
+from hybrid.rewards.plain import LARGEST_SCORE, SHOWN, shown
+from hybrid.rewards.user import OWN_NAMES
 
-OWN_NAMES = ("prompts", "responses", "labels")
-TAIL = 300
-"""Characters of prompt and response that an error shows."""
 
-LARGEST_SCORE = 1e15
-"""Squares of larger ones leave float32, and all advantages would be 0 or not a number."""
+class Part(NamedTuple):
+    """What one process was asked: its number, and the places of its samples in the batch."""
+
+    process: int
+    places: list[int]
 
 
 def score(reward: RewardFunction, samples: Sequence[Sample]) -> list[float]:
-    """One finite float per sample, from one call of `reward`.
+    """One finite float per sample, from one call of `reward`, or one call of each of its processes with whole prompts.
 
-    Raises `RewardError`, with function, rule and sample, when the function raises, passes its deadline, needs a column that the data does
-    not have, or returns anything but a list (array, tensor) of that many finite numbers.
+    Raises `RewardError`, with function, rule and sample, when the function raises, passes its deadline, ends its process, needs a column
+    that the data does not have, or returns anything but a list (array, tensor, generator) of that many finite numbers.
     """
     if not samples:
         return []
@@ -37,28 +35,37 @@ def score(reward: RewardFunction, samples: Sequence[Sample]) -> list[float]:
             f"has a parameter {missing[0]}, but a batch has {', '.join(batch)}",
             "Give it a default, or rename it.",
         )
-    started = time.monotonic()
-    try:
-        result = reward(batch)
-    except Hung as hung:
-        rule = f"did not return within {reward.timeout_s:g} s: {hung}"
-        raise _error(reward, rule, "Raise reward.timeout_s, or make it faster.", samples, 0, "first sample") from hung
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        index = _culprit(reward, batch, error, started + reward.timeout_s - time.monotonic())
-        which = "sample" if index is not None else "no sample alone makes it raise; the first one"
-        raise _error(reward, f"raised {_raised(error)}", "Correct it.", samples, index or 0, which) from error
-    return _checked(reward, result, samples)
+    parts = spread([sample.group for sample in samples], reward.processes)
+    end = time.monotonic() + reward.timeout_s
+    replies = reward.ask([_part(batch, places) for places in parts])
+    scores: dict[int, float] = {}
+    for number, (places, reply) in enumerate(zip(parts, replies, strict=True)):
+        if "scores" not in reply and "returned" not in reply:
+            raise _failure(reward, batch, samples, Part(number, places), reply, end)
+        checked = _checked(reward, reply, [samples[i] for i in places], places, len(samples))
+        scores |= dict(zip(places, checked, strict=True))
+    return [scores[i] for i in range(len(samples))]
+
+
+def spread(groups: Sequence[int], parts: int) -> list[list[int]]:
+    """Places 0..len(groups)-1 in at most `parts` lists of about equal length, the places of a group together and in their order."""
+    places: dict[int, list[int]] = {}
+    for place, group in enumerate(groups):
+        places.setdefault(group, []).append(place)
+    shares: list[list[int]] = [[] for _ in range(min(parts, len(places)))]
+    for of_group in places.values():
+        min(shares, key=len).extend(of_group)
+    return shares
 
 
 def batch_of(samples: Sequence[Sample]) -> Batch:
-    """Arguments of a reward function. A column that a record lacks is None there; one named as the first three is left out."""
+    """Arguments of a reward function. A column that a record lacks is None there; one named as one of ours is left out."""
     columns = dict.fromkeys(name for s in samples for name in s.prompt.columns if name not in OWN_NAMES)
     own = {
         "prompts": [s.prompt.text for s in samples],
         "responses": [s.text for s in samples],
         "labels": [s.prompt.label for s in samples],
+        "token_ids": [list(s.token_ids) for s in samples],
     }
     return own | {name: [s.prompt.columns.get(name) for s in samples] for name in columns}
 
@@ -68,93 +75,99 @@ def accuracy(scores: Sequence[float]) -> float:
     return sum(value >= 1.0 for value in scores) / len(scores)
 
 
-def _checked(reward: RewardFunction, result: Any, samples: Sequence[Sample]) -> list[float]:
-    returned = result.tolist() if hasattr(result, "tolist") else result  # numpy, torch
-    if not isinstance(returned, list | tuple):
-        raise _error(
-            reward, f"returned {_shown(result)}", f"Return a list of {len(samples)} numbers, one per response."
-        )
-    if len(returned) != len(samples):
+def _part(batch: Batch, places: list[int]) -> Batch:
+    return {name: [values[i] for i in places] for name, values in batch.items()}
+
+
+def _checked(reward: RewardFunction, reply: Reply, samples: list[Sample], places: list[int], of: int) -> list[float]:
+    """The scores of a reply about `samples`, which are number `places` of the `of` in the batch."""
+    count = len(samples)
+    if "returned" in reply:
+        raise _error(reward, f"returned {reply['returned']}", f"Return a list of {count} numbers, one per response.")
+    scores = reply["scores"]
+    if len(scores) != count:
+        at = min(len(scores), count - 1)
         raise _error(
             reward,
-            f"returned {len(returned)} scores for {len(samples)} responses",
+            f"returned {len(scores)} scores for {count} responses",
             "Return one per response, in their order.",
-            samples,
-            min(len(returned), len(samples) - 1),
-            "first sample without a score" if len(returned) < len(samples) else "last sample",
+            samples[at],
+            f"first sample without a score: number {places[at]} of {of}"
+            if len(scores) < count
+            else f"last sample: number {places[at]} of {of}",
         )
-    return [_number(reward, value, samples, i) for i, value in enumerate(returned)]
+    for place, sample, value in zip(places, samples, scores):
+        if isinstance(value, str):
+            fix = f"Every score must be a finite number of at most {LARGEST_SCORE:g} in size."
+            if value == "None":
+                fix += " None does not leave a response out: return 0.0 for one that it says nothing about."
+            raise _error(reward, f"returned {value} as score {place}", fix, sample, f"sample: number {place} of {of}")
+    return scores
 
 
-def _number(reward: RewardFunction, value: Any, samples: Sequence[Sample], index: int) -> float:
-    plain = value.item() if hasattr(value, "item") else value
-    try:
-        number = float(plain) if isinstance(plain, numbers.Real) else math.nan
-    except OverflowError:
-        number = math.inf
-    if not abs(number) <= LARGEST_SCORE:
-        rule = f"returned {_shown(value)} as score {index}"
-        raise _error(
-            reward, rule, f"Every score must be a finite number of at most {LARGEST_SCORE:g} in size.", samples, index
-        )
-    return number
+def _failure(
+    reward: RewardFunction, batch: Batch, samples: Sequence[Sample], part: Part, reply: Reply, end: float
+) -> RewardError:
+    """The error of a call that gave no scores, about the sample that causes it where one can be found until `end`."""
+    rule, fix, place = _rule(reward, reply), "Correct it.", None
+    if "hung" in reply:
+        fix = "Raise reward.timeout_s, or make it faster."
+    elif "bad" in reply:
+        place = part.places[reply["bad"][0]]
+    else:
+        place = _culprit(reward, batch, part, reply, end)
+    which = "sample"
+    if "hung" in reply:
+        which = "first sample"
+    elif place is None:
+        which = f"no sample alone makes it {'raise' if 'raised' in reply else 'end'}; the first one"
+    at = part.places[0] if place is None else place
+    return _error(reward, rule, fix, samples[at], f"{which}: number {at} of {len(samples)}")
 
 
-def _culprit(reward: RewardFunction, batch: Batch, error: BaseException, seconds: float) -> int | None:
-    """The sample that makes the function raise, found by asking for one at a time, in what is left of the deadline."""
-    if isinstance(error, BadSample):
-        return error.index
-    end = time.monotonic() + seconds
-    for index in range(len(batch["responses"])):
+def _rule(reward: RewardFunction, reply: Reply) -> str:
+    if "hung" in reply:
+        return f"did not return within {reward.timeout_s:g} s: {reply['hung']}"
+    if "ended" in reply:
+        return f"crashed: {reply['ended']}"
+    if "bad" in reply:
+        return f"raised {reply['bad'][1]}"
+    error = reply["raised"]
+    return f"raised {error['type']}: {error['text']}{error['where']}"
+
+
+def _culprit(reward: RewardFunction, batch: Batch, part: Part, reply: Reply, end: float) -> int | None:
+    """The place of the sample that makes the function fail alike, found by asking for one at a time, in what is left of the deadline."""
+    for place in part.places:
         left = end - time.monotonic()
         if left <= 0:
             return None
-        try:
-            reward({name: [values[index]] for name, values in batch.items()}, left)
-        except Hung:
+        (single,) = reward.ask([_part(batch, [place])], left, part.process)
+        if "hung" in single:
             return None
-        except KeyboardInterrupt:
-            raise
-        except BaseException as single:
-            if type(single) is type(error):
-                return index
+        if _kind(single) == _kind(reply):
+            return place
     return None
 
 
-def _raised(error: BaseException) -> str:
-    """Type, text and the innermost line, which is where a user looks first."""
-    if isinstance(error, BadSample):
-        return str(error)
-    between = (str(Path(__file__).parent), "concurrent/futures")
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not any(part in f.filename for part in between)]
-    where = f" at {frames[-1].filename}:{frames[-1].lineno} ({frames[-1].line})" if frames else ""
-    return f"{type(error).__name__}: {error}{where}"
+def _kind(reply: Reply) -> str | None:
+    """What must be equal for two failures to be alike."""
+    return reply["raised"]["kind"] if "raised" in reply else reply.get("ended")
 
 
 def _error(
-    reward: RewardFunction,
-    rule: str,
-    fix: str,
-    samples: Sequence[Sample] = (),
-    index: int = 0,
-    which: str = "sample",
+    reward: RewardFunction, rule: str, fix: str, sample: Sample | None = None, which: str = "sample"
 ) -> RewardError:
-    lines = [f"The reward {reward.name} {rule}. {fix}"]
-    if samples:
-        sample = samples[index]
+    lines = [f"The reward {reward.name} {rule}{'' if rule.endswith('.') else '.'} {fix}"]
+    if sample is not None:
         lines += [
-            f"  {which}: number {index} of {len(samples)} in the batch",
+            f"  {which} in the batch",
             f"  prompt:   {_tail(sample.prompt.text)}",
             f"  response: {_tail(sample.text)}",
-            f"  label:    {_shown(sample.prompt.label)}",
+            f"  label:    {shown(sample.prompt.label)}",
         ]
     return RewardError("\n".join(lines))
 
 
 def _tail(text: str) -> str:
-    return repr(text) if len(text) <= TAIL else f"... {text[-TAIL:]!r}"
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= TAIL else f"{text[:TAIL]} ..."
+    return repr(text) if len(text) <= SHOWN else f"... {text[-SHOWN:]!r}"

@@ -50,6 +50,8 @@ class SamplingOptions:
     min_p: float = 0.0
     min_new_tokens: int = 0
     stop: tuple[str, ...] = field(default_factory=tuple)
+    keep_special_tokens: bool = False
+    """Special tokens, but for the end token, stay in the text."""
 
     def greedy(self) -> SamplingOptions:
         """One response of the likeliest tokens, of the same lengths and stops."""
@@ -75,6 +77,7 @@ class Completion:
     logprobs: list[float]
     """Of each token under the distribution it was drawn from: after temperature, top_k, top_p and min_p."""
     text: str
+    """Without the end token, and without other special tokens unless they were asked for."""
     finish_reason: str
     """"stop" (end token or stop string) or "length"."""
     weight_version: int

@@ -97,6 +97,8 @@ def sampling_params(options: SamplingOptions, seed: int | None) -> SamplingParam
         max_tokens=options.max_new_tokens,
         min_tokens=options.min_new_tokens,
         stop=list(options.stop) or None,
+        skip_special_tokens=not options.keep_special_tokens,
+        spaces_between_special_tokens=False,  # the text as the model wrote it
         seed=seed,
         logprobs=0,
         output_kind=RequestOutputKind.FINAL_ONLY,

@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer
 
 from hybrid.errors import MemoryScheduleError, RolloutError
 from hybrid.rollout.requests import EngineOptions, GenerateRequest, SamplingOptions
@@ -56,6 +57,10 @@ def models(tmp_path_factory):
     old, new = tmp_path_factory.mktemp("old"), tmp_path_factory.mktemp("new")
     for folder in (old, new):
         make_tiny_llama(folder, tie_word_embeddings=True)
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        special = tokenizer.convert_ids_to_tokens(range(100, 500, 2))  # so that every response has some
+        tokenizer.add_special_tokens({"additional_special_tokens": special})
+        tokenizer.save_pretrained(folder)
     generator = torch.Generator().manual_seed(1)
     changed = {n: w + 0.05 * torch.randn(w.shape, generator=generator).to(w.dtype) for n, w in weights(old).items()}
     save_file(changed, new / "model.safetensors", metadata={"format": "pt"})
@@ -66,6 +71,17 @@ def models(tmp_path_factory):
 def engine(models):
     with EngineProcess(options(models[0])) as engine:
         yield engine
+
+
+def test_c31_special_tokens_stay_in_the_text_where_they_are_wanted_and_the_end_token_never(engine, models):
+    tokenizer, texts = AutoTokenizer.from_pretrained(models[0]), {}
+    for keep in (False, True):
+        sampling = dataclasses.replace(SAMPLED, keep_special_tokens=keep, stop=("no such text",))
+        groups = engine.generate([GenerateRequest(p, seed=i) for i, p in enumerate(PROMPTS)], sampling)
+        texts[keep] = [c.text.rstrip("\ufffd") for group in groups for c in group]  # a character that is not whole yet
+        ids = [c.token_ids[: -(c.finish_reason == "stop") or None] for group in groups for c in group]
+        assert texts[keep] == [tokenizer.decode(i, skip_special_tokens=not keep).rstrip("\ufffd") for i in ids]
+    assert all(map(str.__ne__, texts[False], texts[True]))
 
 
 def test_log_probs_are_those_of_the_tokens_at_the_sampling_temperature(engine, models):

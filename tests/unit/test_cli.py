@@ -176,6 +176,19 @@ def test_errors_of_a_run_end_with_1_and_no_traceback(profile, hybrid_command, tr
     assert result.stderr == "error: actor rank 1 on node 10.0.0.2 died\n"
 
 
+@pytest.mark.parametrize("status", [0, None, 3, "gone"])
+def test_n1_whatever_ends_the_program_is_not_a_trained_model(profile, hybrid_command, trainer, status):
+    def launch(cfg, run_dir):
+        sys.exit(status)
+
+    trainer.module.launch = launch
+    result = hybrid_command("train", profile)
+    assert result.exit_code == 1
+    assert "test_cli.py:" in result.stderr and f"ended the program (SystemExit({status!r}))" in result.stderr.replace(
+        "SystemExit()", "SystemExit(None)"
+    )
+
+
 @pytest.mark.parametrize(
     ("sent", "code", "handler"),
     [

@@ -118,39 +118,6 @@ def test_a_sound_profile_passes(profile, overrides):
     check(load_run(profile, overrides))
 
 
-def test_a_reward_function_is_looked_up_in_its_file(profile):
-    profile.with_name("scores.py").write_text(
-        "import does_not_exist\n\nasync def short(prompts, responses, labels): ...\n"
-    )
-    load_run(profile, ["reward.function=scores.py:short"])
-    message = refusal(profile, "reward.function=scores.py:long")
-    assert "defines no long" in message
-    assert "short" in message
-    profile.with_name("scores.py").write_text("def broken(:\n")
-    assert "line 1, is not valid Python" in refusal(profile, "reward.function=scores.py:broken")
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "if True:\n    def f(responses): ...",
-        "try:\n    from fast import f\nexcept ImportError:\n    def f(responses): ...",
-        "f: object = print",
-        "g, f = print, len",
-        "# -*- coding: latin-1 -*-\n# \xe9\ndef f(responses): ...",
-    ],
-)
-def test_a_reward_function_may_be_defined_in_any_way(profile, text):
-    profile.with_name("scores.py").write_bytes(text.encode("latin-1"))
-    load_run(profile, ["reward.function=scores.py:f"])
-
-
-@pytest.mark.parametrize("data", [b"\xe9 = 1", b"a = '\0'", b"(" * 5000])
-def test_a_reward_file_that_python_cannot_read_is_told(profile, data):
-    profile.with_name("scores.py").write_bytes(data)
-    assert "is not valid Python" in refusal(profile, "reward.function=scores.py:f")
-
-
 def test_keys_that_yaml_reads_as_numbers_are_unknown_keys(profile):
     profile.write_text(PROFILE + "memory: {2: 2, on: 3}\n")
     message = refusal(profile)

@@ -11,7 +11,7 @@ from hybrid.algorithms.rewards import Moments, add_moments, shape_scores
 from hybrid.config import RunConfig
 from hybrid.data.samples import Prompt, Sample
 from hybrid.errors import RewardError
-from hybrid.rewards import shape, weighted_sum
+from hybrid.rewards.shaping import shape, weighted_sum
 
 
 def shaped(scores, lengths=None, unfinished=None, weights=None, **options) -> list[float]:

@@ -6,12 +6,15 @@ import random
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from hybrid.data.samples import Sample
 from hybrid.errors import RewardError
-from hybrid.rewards import EarlyScores, RewardFunction, load_rewards, score
+from hybrid.rewards import EarlyScores, RewardFunction, load_reward, load_rewards, score
+from hybrid.rewards import early as early_module
 from hybrid.telemetry.spans import Spans
 from tests.unit.data_files import config, sample
 
@@ -44,26 +47,43 @@ def test_groups_in_any_order_score_as_all_at_once():
         assert early.of(function, samples) == score(function, samples)
 
 
-def test_scoring_begins_before_the_last_group_is_done_and_calls_take_what_waits():
-    calls, first = [], threading.Event()
+def test_scoring_begins_before_the_last_group_is_done_and_calls_take_what_waits(monkeypatch):
+    calls, first, go_on, clock = [], threading.Event(), threading.Event(), [0.0]
+    monkeypatch.setattr(early_module, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
 
     def slow(responses):
         calls.append(responses)
         first.set()
-        time.sleep(0.2)
+        assert go_on.wait(30)
+        clock[0] += 3.0
         return [1.0] * len(responses)
 
-    made, function = groups(4, size=2), reward(slow)
+    made, function = groups(4, size=2), reward(slow, 60)
     early = EarlyScores([function])
     early.add(made[2])
-    assert first.wait(5)
-    assert 0 <= early.seconds() < 0.2, "the call under way counts, as far as it has come"
+    assert first.wait(30)
+    clock[0] += 1.0
+    assert early.seconds() == 1.0, "the call under way counts, as far as it has come"
     for i in (3, 0, 1):
         early.add(made[i])
     early.close()
+    go_on.set()
     assert early.of(function, [s for group in made for s in group]) == [1.0] * 8
     assert calls == [["2.0", "2.1"], ["3.0", "3.1", "0.0", "0.1", "1.0", "1.1"]]
-    assert early.seconds() == pytest.approx(0.4, abs=0.1)
+    assert early.seconds() == 4.0 + 3.0
+
+
+def test_functions_of_a_file_score_early_as_they_do_late():
+    file = Path(__file__).with_name("user_rewards.py")
+    made = groups(6)
+    samples = [s for group in made for s in group]
+    function = load_reward(f"{file}:below_the_best", 30, by_group=True, processes=2)
+    early = EarlyScores([function])
+    for group in random.Random(0).sample(made, len(made)):
+        early.add(group)
+    early.close()
+    assert early.of(function, samples) == score(function, samples)
+    function.close()
 
 
 def test_calls_are_spans_of_a_thread_of_their_own():
@@ -100,10 +120,8 @@ def test_an_error_shows_while_groups_are_still_to_come_and_again_at_the_end(func
     early.add(made[0])
     early.add(made[1])
     with pytest.raises(RewardError, match=said) as error:
-        deadline = time.monotonic() + 5
-        while time.monotonic() < deadline:
-            early.check()
-            time.sleep(0.01)
+        early._thread.join(60)  # an error ends it
+        early.check()
     assert "'1.0'" in str(error.value) or "first sample" in str(error.value)
     early.add(made[2])
     early.close()

@@ -1,18 +1,15 @@
-"""Reward functions: how they are called, and that whatever they do wrong is an error that shows it."""
+"""Scoring: how functions are called, and that whatever they do wrong is an error that shows it."""
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
 
-import numpy as np
 import pytest
-import torch
 
 from hybrid.errors import RewardError
-from hybrid.rewards import RewardFunction, accuracy, load_reward, load_rewards, score
-from tests.unit.data_files import config, sample
+from hybrid.rewards import RewardFunction, accuracy, score
+from tests.unit.data_files import sample
 
 
 def reward(function, timeout_s: float = 10.0) -> RewardFunction:
@@ -34,7 +31,9 @@ def test_a_function_is_called_once_with_the_whole_batch_by_name():
 
     scores = score(reward(fn), [sample("a", 1, "p", level=3, only="x"), sample("b", None, "q", level=4)])
     assert scores == [0.0, 1.5] and all(type(s) is float for s in scores)
-    assert calls == [(["p", "q"], ["a", "b"], [1, None], {"level": [3, 4], "only": ["x", None]})]
+    assert calls == [
+        (["p", "q"], ["a", "b"], [1, None], {"token_ids": [[2], [2]], "level": [3, 4], "only": ["x", None]})
+    ]
 
 
 def test_a_function_gets_only_what_it_has_parameters_for():
@@ -44,6 +43,17 @@ def test_a_function_gets_only_what_it_has_parameters_for():
     assert score(reward(fn), [sample("ab", level=1, noise=0)]) == [10.0]
 
 
+def test_c31_token_ids_come_to_those_who_ask_and_no_column_replaces_them():
+    seen = []
+
+    def fn(responses, token_ids):
+        seen.append(token_ids)
+        return [0.0]
+
+    score(reward(fn), [sample(token_ids="z")])
+    assert seen == [[[2]]]
+
+
 def test_a_column_called_like_an_argument_does_not_replace_it():
     def fn(responses, labels):
         return [float(r == "a" and x == "4") for r, x in zip(responses, labels)]
@@ -51,38 +61,7 @@ def test_a_column_called_like_an_argument_does_not_replace_it():
     assert score(reward(fn), [sample("a", responses="z", labels="y")]) == [1.0]
 
 
-def test_async_functions_are_awaited_on_one_loop_for_the_whole_run():
-    loops = set()
-
-    async def fn(responses):
-        loops.add(asyncio.get_running_loop())
-        return list(await asyncio.gather(*(asyncio.sleep(0.01, float(r)) for r in responses)))
-
-    fn_reward = reward(fn)
-    assert [score(fn_reward, [sample("1"), sample("2")]) for _ in range(3)] == [[1.0, 2.0]] * 3
-    assert len(loops) == 1
-
-
-def test_a_sync_function_may_run_a_loop_of_its_own():
-    async def one():
-        return 2.0
-
-    assert score(reward(lambda responses: [asyncio.run(one()) for _ in responses]), [sample()]) == [2.0]
-
-
-@pytest.mark.parametrize("make", [tuple, np.array, torch.tensor, lambda x: np.array(x, dtype=np.float32)])
-def test_tuples_arrays_and_tensors_are_lists_too(make):
-    assert score(reward(lambda responses: make([1.0, 0.5])), [sample(), sample()]) == [1.0, 0.5]
-
-
-def test_booleans_and_numbers_of_arrays_are_numbers():
-    values = [True, np.bool_(False), np.float32(0.5), torch.tensor(2)]
-    assert score(reward(lambda responses: values), [sample()] * 4) == [1.0, 0.0, 0.5, 2.0]
-
-
-@pytest.mark.parametrize(
-    "value", [None, float("nan"), float("inf"), -float("inf"), "1.0", [1.0], 10**400, 1j, np.float64("nan")]
-)
+@pytest.mark.parametrize("value", [None, float("nan"), "1.0", [1.0], 10**400])
 def test_a_score_that_is_no_finite_number_shows_the_sample(value):
     message = failure(lambda responses: [1.0, value])
     assert "mine.py:fn" in message and "finite number" in message and "as score 1" in message
@@ -95,7 +74,11 @@ def test_a_wrong_number_of_scores_is_refused():
     assert "3 scores for 2 responses" in failure(lambda responses: [1.0] * 3)
 
 
-@pytest.mark.parametrize("result", [None, 1.0, "ab", {0: 1.0, 1: 2.0}, np.array(1.0)])
+def test_no_score_is_not_taken_for_leaving_a_response_out():
+    assert "return 0.0 for one that it says nothing about" in failure(lambda responses: [1.0, None])
+
+
+@pytest.mark.parametrize("result", [None, 1.0, {0: 1.0, 1: 2.0}])
 def test_what_is_no_list_is_refused(result):
     assert "Return a list of 2 numbers" in failure(lambda responses: result)
 
@@ -119,9 +102,9 @@ def test_an_exception_that_only_the_batch_causes_shows_the_first_sample():
     assert "KeyError: 'judge'" in message and "no sample alone" in message and "'first'" in message
 
 
-@pytest.mark.parametrize("error", [SystemExit(3), TimeoutError("judge timed out"), asyncio.CancelledError()])
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), TimeoutError("judge timed out")])
 def test_unusual_exceptions_are_failures_too(error):
-    async def fn(responses):
+    def fn(responses):
         raise error
 
     assert type(error).__name__ in failure(fn)
@@ -134,29 +117,9 @@ def test_a_parameter_that_the_data_lacks_is_named():
 
 def test_a_hanging_function_is_an_error_that_says_where_it_hangs():
     release = threading.Event()
-    started = time.monotonic()
     message = failure(lambda responses: release.wait(30), timeout_s=0.2)
-    assert time.monotonic() - started < 5
     assert "within 0.2 s" in message and "test_rewards_function.py" in message and "'first'" in message
     release.set()
-
-
-def test_a_hanging_coroutine_is_cancelled_and_the_next_batch_is_scored():
-    cancelled = []
-
-    async def fn(responses):
-        try:
-            await asyncio.sleep(30 if responses == ["slow"] else 0)
-        except asyncio.CancelledError:
-            cancelled.append(True)
-            raise
-        return [1.0]
-
-    slow = reward(fn, 0.2)
-    with pytest.raises(RewardError, match=r"test_rewards_function.py:\d+ \(fn\)"):
-        score(slow, [sample("slow")])
-    assert score(slow, [sample("fast")]) == [1.0]
-    assert cancelled == [True]
 
 
 def test_after_a_hang_the_function_can_be_asked_again():
@@ -192,75 +155,3 @@ def test_no_samples_no_call():
 
 def test_accuracy_is_the_share_of_full_scores():
     assert accuracy([1.0, 0.99, 1.2, 0.0]) == 0.5
-
-
-SOURCE = """
-from dataclasses import dataclass
-from beside import POINTS
-
-@dataclass
-class Judge:
-    points: float
-    def __call__(self, responses, **columns):
-        return [self.points for _ in responses]
-
-def score_answers(prompts, responses, labels, **columns):
-    return [POINTS for _ in responses]
-
-judge = Judge(0.25)
-
-def blind(prompts):
-    return [0.0 for _ in prompts]
-"""
-
-
-@pytest.fixture
-def rewards_file(tmp_path):
-    (tmp_path / "beside.py").write_text("POINTS = 0.5\n")
-    (tmp_path / "rewards.py").write_text(SOURCE)
-    return tmp_path / "rewards.py"
-
-
-def test_a_function_of_a_file_is_loaded_with_what_lies_beside_it(rewards_file):
-    assert score(load_reward(f"{rewards_file}:score_answers", 10), [sample()]) == [0.5]
-    assert score(load_reward(f"{rewards_file}:judge", 10), [sample()]) == [0.25]
-
-
-@pytest.mark.parametrize(
-    ("spec", "hint"),
-    [
-        ("{}:score_answer", "did you mean score_answers"),
-        ("{}:blind", "does not take responses"),
-        ("{}.py:x", "does not exist"),
-        ("reasoning_gim", "neither reasoning_gym"),
-        ("reasoning_gym", "the data is none"),
-    ],
-)
-def test_a_function_that_is_not_there_is_explained(rewards_file, spec, hint):
-    with pytest.raises(RewardError, match=hint):
-        load_reward(spec.format(rewards_file), 10)
-
-
-def test_a_file_that_does_not_run_is_explained(tmp_path):
-    (tmp_path / "broken.py").write_text("import nothing_like_this\n")
-    with pytest.raises(RewardError, match=r"broken.py does not run: ModuleNotFoundError.*nothing_like_this"):
-        load_reward(f"{tmp_path / 'broken.py'}:fn", 10)
-
-
-def test_training_and_evaluation_each_get_their_function(rewards_file):
-    sums, mine = "reasoning_gym:chain_sum", f"{rewards_file}:score_answers"
-    train, held_out = load_rewards(config(sums, reward={"function": mine}, eval_function="reasoning_gym"))
-    assert (train.name, held_out.name) == (mine, "reasoning_gym")
-    train, held_out = load_rewards(config(sums, reward={"function": "reasoning_gym"}))
-    assert train is held_out
-    train, held_out = load_rewards(config(sums, reward={"model": "m"}))
-    assert train is None and held_out.name == "reasoning_gym"
-    train, held_out = load_rewards(config("a.jsonl", reward={"function": mine}))
-    assert train.name == mine and held_out is None
-
-
-def test_an_evaluation_that_nothing_can_score_is_refused():
-    with pytest.raises(RewardError, match=r"Set data.eval_function"):
-        load_rewards(config("a.jsonl", eval="b.jsonl", reward={"model": "m"}))
-    with pytest.raises(RewardError, match="the data is none"):
-        load_rewards(config("reasoning_gym:chain_sum", eval="b.jsonl", reward={"function": "reasoning_gym"}))
