@@ -108,7 +108,8 @@ def _rows(columns: dict[str, Any]) -> list[Any]:
     """The messages that `columns` holds: lists of equal length, as a Sequence feature of `datasets` stores them, or one message."""
     if not isinstance(columns["role"], list):
         return [columns]
-    return [dict(zip(columns, row)) for row in zip(*columns.values())]
+    lists = {key: values for key, values in columns.items() if isinstance(values, list)}
+    return [dict(zip(lists, row)) for row in zip(*lists.values())]
 
 
 def _asked(prompt: list[Any], where: str, note: Note) -> list[Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hybrid.errors import ConfigError, DataError
+from hybrid.errors import ConfigError, HybridError
 from hybrid.files import write_atomic
 from hybrid.reports.document import Document, document
 from hybrid.reports.figures import figures
@@ -17,8 +17,8 @@ from hybrid.reports.summary import summarize
 def write_report(run_dir: Path, out: Path | None = None) -> tuple[Path, Path, Document]:
     """Write the HTML report of the run in `run_dir` to `out` (default: report.html in that folder) and its Markdown twin beside it.
 
-    Returns both paths and what the report says. Raises `DataError` when the folder holds no ledger or a file cannot be written,
-    `ConfigError` when `out` names no HTML file.
+    Returns both paths and what the report says. Raises `DataError` when the folder holds no ledger, `HybridError` when a file cannot be
+    written, `ConfigError` when `out` names no HTML file.
     """
     page = out or run_dir / "report.html"
     if page.suffix not in (".html", ".htm"):
@@ -32,7 +32,7 @@ def write_report(run_dir: Path, out: Path | None = None) -> tuple[Path, Path, Do
         write_atomic(twin, markdown)
     except OSError as error:
         reason = error.strerror or error
-        raise DataError(
+        raise HybridError(
             f"The report cannot be written to {page} ({reason}). Name a file of yours with --out."
         ) from error
     return page, twin, doc

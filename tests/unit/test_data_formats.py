@@ -157,7 +157,7 @@ def test_c37_parts_of_text_are_joined(tmp_path, content, text):
 
 
 def test_c37_messages_that_datasets_stores_by_column(tmp_path):
-    columns = {"role": ["system", "user"], "content": ["Be brief.", "hi"], "name": [None, None]}
+    columns = {"role": ["system", "user"], "content": ["Be brief.", "hi"], "name": [None, None], "id": None}
     assert take(tmp_path, {"prompt": columns})[0] == take(tmp_path, {"prompt": ANSWERED[:2]})[0]
     assert take(tmp_path, {"prompt": USER})[0] == take(tmp_path, {"prompt": [USER]})[0]
 
