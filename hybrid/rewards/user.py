@@ -118,6 +118,8 @@ class UserFunction:
         return Process(str(self.file), self.function_name, self._start_s)
 
     def _process(self, number: int) -> Process:
+        if self.closed:
+            raise Ended("the run is over")
         process = self._processes[number] or self._start()
         self._processes[number] = process
         return process
