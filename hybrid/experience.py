@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from hybrid.algorithms.advantages import compute_advantages
 from hybrid.algorithms.kl import kl_estimate
 from hybrid.config import RunConfig
-from hybrid.data.batches import Plan
 from hybrid.data.samples import Sample
+from hybrid.roles.objective import PolicyRow, ValueRow
+from hybrid.roles.packing import Row
 
 
 @dataclass
@@ -117,20 +119,34 @@ def update_batches(cfg: RunConfig, step: int) -> list[list[int]]:
     return batches
 
 
-def shard(plan: Plan, rows: list) -> list[list[list]]:
-    """`rows` laid out as `plan` says: by rank, then micro-batch."""
-    return [[[rows[i] for i in micro] for micro in rank] for rank in plan]
+def sample_rows(samples: list[Sample]) -> list[Row]:
+    """The tokens of `samples` as ranks take them, made once a step. Samples of a group share their prompt's array."""
+    prompts: dict[int, np.ndarray] = {}
+    for sample in samples:
+        if sample.group not in prompts:
+            prompts[sample.group] = np.array(sample.prompt.token_ids, np.int32)
+    return [Row(sample.group, prompts[sample.group], np.array(sample.token_ids, np.int32)) for sample in samples]
 
 
-def unshard(plan: Plan, results: list[list[list]]) -> list:
-    """The inverse of `shard`: one result per row, in row order."""
-    by_row = {
-        index: result
-        for rank_plan, rank_results in zip(plan, results, strict=True)
-        for micro_plan, micro_results in zip(rank_plan, rank_results, strict=True)
-        for index, result in zip(micro_plan, micro_results, strict=True)
-    }
-    return [by_row[i] for i in range(len(by_row))]
+def policy_rows(experience: Experience, rows: list[Row], with_reference: bool) -> list[PolicyRow]:
+    """`rows` as the actor trains on them; `with_reference` where the KL to the reference is part of the loss."""
+    old, ref = experience.forward.old_logprobs, experience.forward.ref_logprobs
+    return [
+        PolicyRow(
+            row=row,
+            advantages=experience.advantages[i],
+            rollout_logprobs=experience.rollout_logprobs[i],
+            old_logprobs=old[i] if old else None,
+            ref_logprobs=ref[i] if ref and with_reference else None,
+            is_fresh=experience.is_fresh[i],
+        )
+        for i, row in enumerate(rows)
+    ]
+
+
+def value_rows(experience: Experience, rows: list[Row]) -> list[ValueRow]:
+    """`rows` as the critic trains on them."""
+    return [ValueRow(row, experience.returns[i], experience.forward.values[i]) for i, row in enumerate(rows)]
 
 
 def _kl_penalty(
@@ -177,4 +193,5 @@ def _pad(rows: list[torch.Tensor]) -> torch.Tensor:
 
 
 def _unpad(values_BT: torch.Tensor, lengths: list[int]) -> list[torch.Tensor]:
+    """Views of `values_BT`: they are for this process. `roles.shards` sends their numbers alone."""
     return [row[:n] for row, n in zip(values_BT, lengths, strict=True)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,16 +11,28 @@ from hybrid.config import RunConfig
 from hybrid.data.batches import Lengths, Plan, lengths_of, plan_micro_batches
 from hybrid.data.samples import Sample
 from hybrid.errors import TrainingStopped
-from hybrid.experience import Experience, Forward, kl_beyond_bound, sampler_bound, shard, unshard
+from hybrid.experience import (
+    Experience,
+    Forward,
+    kl_beyond_bound,
+    policy_rows,
+    sample_rows,
+    sampler_bound,
+    value_rows,
+)
 from hybrid.rewards import EarlyScores, RewardFunction, accuracy
 from hybrid.rewards import score as score_by_function
 from hybrid.rewards.shaping import shape, weighted_sum
-from hybrid.roles.objective import PolicyObjective, PolicyRow, ValueRow, batch_metrics, check_sampler
+from hybrid.roles.objective import PolicyObjective, batch_metrics, check_sampler
 from hybrid.roles.packing import Row
 from hybrid.roles.schedule import learning_rate
+from hybrid.roles.shards import shard, unshard
 from hybrid.rollout.requests import SamplingOptions
 
 if TYPE_CHECKING:
+    import torch
+
+    from hybrid.roles.group import RoleGroup
     from hybrid.session import Session
     from hybrid.trainer import Progress
 
@@ -91,28 +103,30 @@ def score(s: Session, progress: Progress, samples: list[Sample], early: EarlySco
 
 
 def _by_model(s: Session, samples: list[Sample]) -> list[float]:
-    sequences = [sample.prompt.token_ids + sample.token_ids for sample in samples]
-    rows = [Lengths(i, len(ids), 0) for i, ids in enumerate(sequences)]
-    plan = plan_micro_batches(rows, s.cfg.world_size, sum(map(len, sequences)), share_prompts=False)
-    shards = [rank[0] for rank in shard(plan, sequences)]
-    return unshard(plan, [[scores] for scores in s.reward_model.call_sharded("score", shards)])
+    rows = sample_rows(samples)
+    lengths = [Lengths(i, len(row.prompt) + len(row.response), 0) for i, row in enumerate(rows)]
+    plan = plan_micro_batches(lengths, s.cfg.world_size, sum(x.prompt for x in lengths), share_prompts=False)
+    answers = s.reward_model.call_sharded("score", shard(plan, rows))
+    return [float(score) for score in unshard(plan, [1] * len(rows), answers)]
 
 
-def forward(s: Session, samples: list[Sample]) -> Forward:
+def forward(s: Session, rows: list[Row]) -> Forward:
     """Log-probs of reference and old policy, and values: only the passes whose results are used."""
     old = s.cfg.needs_old_logprobs
     if not (old or s.reference or s.critic):
         return Forward()
-    plan = plan_rows(s, samples, range(len(samples)))
-    rows = shard(plan, policy_rows(samples))
+    plan, lengths = plan_rows(s, rows, range(len(rows))), [len(row.response) for row in rows]
     temperature = s.cfg.rollout.temperature
     with s.phase("forward"):
+        shards = s.actor.put(shard(plan, rows))
+
+        def run(group: RoleGroup, method: str, *args) -> list[torch.Tensor]:
+            return unshard(plan, lengths, group.call_sharded(method, shards, *args))
+
         return Forward(
-            old_logprobs=unshard(plan, s.actor.call_sharded("logprobs", rows, temperature, s.ends)) if old else None,
-            ref_logprobs=unshard(plan, s.reference.call_sharded("logprobs", rows, temperature, s.ends))
-            if s.reference
-            else None,
-            values=unshard(plan, s.critic.call_sharded("values", rows)) if s.critic else None,
+            old_logprobs=run(s.actor, "logprobs", temperature, s.ends) if old else None,
+            ref_logprobs=run(s.reference, "logprobs", temperature, s.ends) if s.reference else None,
+            values=run(s.critic, "values") if s.critic else None,
         )
 
 
@@ -122,44 +136,33 @@ def check_rollout(s: Session, experience: Experience) -> None:
     check_sampler(mean, largest, sampler_bound(s.cfg))
 
 
-def train_critic(s: Session, progress: Progress, experience: Experience, rows: list[int]) -> dict[str, float | None]:
-    """One optimizer step of the critic on `rows`; nothing without a critic."""
+def train_critic(
+    s: Session, progress: Progress, experience: Experience, rows: list[Row], chosen: list[int]
+) -> dict[str, float | None]:
+    """One optimizer step of the critic on the `rows` numbered in `chosen`; nothing without a critic."""
     if s.critic is None:
         return {}
-    plan = plan_rows(s, experience.samples, rows)
-    policy = policy_rows(experience.samples)
-    values = [ValueRow(policy[i], experience.returns[i], experience.forward.values[i]) for i in range(len(policy))]
-    tokens = sum(len(experience.returns[i]) for i in rows)
+    shards = shard(plan_rows(s, rows, chosen), value_rows(experience, rows))
+    tokens = sum(len(experience.returns[i]) for i in chosen)
     rate = learning_rate(s.cfg.critic, progress.update, s.cfg.total_updates)
     with s.phase("train_critic"):
-        results = s.critic.call_sharded("train", shard(plan, values), s.cfg.algorithm.value_clip, float(tokens), rate)
+        results = s.critic.call_sharded("train", shards, s.cfg.algorithm.value_clip, float(tokens), rate)
     _count_skip(s, progress, results[0].applied, "critic")
     s.note_counted("critic", results)
     return results[0].metrics | {"lr/critic": rate}
 
 
-def train_actor(s: Session, progress: Progress, experience: Experience, rows: list[int]) -> dict[str, float | None]:
-    """One optimizer step of the actor on `rows`; makes a new weight version when it was applied."""
-    plan = plan_rows(s, experience.samples, rows)
-    policy = policy_rows(experience.samples)
-    old, ref = experience.forward.old_logprobs, experience.forward.ref_logprobs
-    in_loss = s.cfg.algorithm.kl_in == "loss"
-    train_rows = [
-        PolicyRow(
-            row=policy[i],
-            advantages=experience.advantages[i],
-            rollout_logprobs=experience.rollout_logprobs[i],
-            old_logprobs=old[i] if old else None,
-            ref_logprobs=ref[i] if ref and in_loss else None,
-            is_fresh=experience.is_fresh[i],
-        )
-        for i in range(len(policy))
-    ]
+def train_actor(
+    s: Session, progress: Progress, experience: Experience, rows: list[Row], chosen: list[int]
+) -> dict[str, float | None]:
+    """One optimizer step of the actor on the `rows` numbered in `chosen`; makes a new weight version when it was applied."""
+    with_reference = s.cfg.algorithm.kl_in == "loss"
+    shards = shard(plan_rows(s, rows, chosen), policy_rows(experience, rows, with_reference))
     before = s.cfg.critic_only_updates
     rate = learning_rate(s.cfg.actor, progress.update - before, s.cfg.total_updates - before)
-    objective = _objective(s, progress, experience, rows)
+    objective = _objective(s, progress, experience, chosen)
     with s.phase("train_actor"):
-        results = s.actor.call_sharded("train", shard(plan, train_rows), objective, rate)
+        results = s.actor.call_sharded("train", shards, objective, rate)
     _count_skip(s, progress, results[0].applied, "actor")
     progress.weight_version += results[0].applied
     s.note_counted("actor", results)
@@ -168,10 +171,10 @@ def train_actor(s: Session, progress: Progress, experience: Experience, rows: li
     return known | {"lr/actor": rate, "train/skipped_steps": float(progress.skipped)}
 
 
-def _objective(s: Session, progress: Progress, experience: Experience, rows: list[int]) -> PolicyObjective:
+def _objective(s: Session, progress: Progress, experience: Experience, chosen: list[int]) -> PolicyObjective:
     a, max_tokens = s.cfg.algorithm, s.cfg.rollout.max_new_tokens
-    tokens = sum(len(experience.advantages[i]) for i in rows)
-    normalizer = {"token_mean": tokens, "sequence_mean": len(rows), "constant": len(rows) * max_tokens}[a.reduction]
+    tokens, count = sum(len(experience.advantages[i]) for i in chosen), len(chosen)
+    normalizer = {"token_mean": tokens, "sequence_mean": count, "constant": count * max_tokens}[a.reduction]
     return PolicyObjective(
         kind=a.policy_loss,
         reduction=a.reduction,
@@ -242,9 +245,10 @@ def self_test(s: Session, progress: Progress) -> None:
     def trainer_logprobs(prompts: list[list[int]], responses: list[list[int]]) -> list[list[float]]:
         s.report.first_token()  # the engines have just answered
         rows = [Row(i, p, r) for i, (p, r) in enumerate(zip(prompts, responses, strict=True))]
-        plan = _plan(s, [Lengths(row.group, len(row.prompt), len(row.response)) for row in rows])
+        plan = plan_rows(s, rows, range(len(rows)))
         with s.phase("forward"):
-            return [t.tolist() for t in unshard(plan, s.actor.call_sharded("logprobs", shard(plan, rows), 1.0))]
+            answers = s.actor.call_sharded("logprobs", shard(plan, rows), 1.0)
+        return [logprobs.tolist() for logprobs in unshard(plan, [len(r) for r in responses], answers)]
 
     s.scheduler.enter("generate")
     s.engines.self_test(
@@ -282,17 +286,8 @@ def export(s: Session) -> Path | None:
     return folder
 
 
-def policy_rows(samples: list[Sample]) -> list[Row]:
-    return [Row(sample.group, sample.prompt.token_ids, sample.token_ids) for sample in samples]
-
-
-def plan_rows(s: Session, samples: list[Sample], rows: Iterable[int]) -> Plan:
-    """Micro-batches of the samples numbered in `rows`, in those numbers."""
-    numbers = list(rows)
-    plan = _plan(s, lengths_of([samples[i] for i in numbers]))
-    return [[[numbers[i] for i in micro] for micro in rank] for rank in plan]
-
-
-def _plan(s: Session, lengths: list[Lengths]) -> Plan:
+def plan_rows(s: Session, rows: list[Row], chosen: Sequence[int]) -> Plan:
+    """Micro-batches of the `rows` numbered in `chosen`, in those numbers."""
     budget, share = s.cfg.train.micro_batch_tokens, s.cfg.model.attention == "sdpa"
-    return plan_micro_batches(lengths, s.cfg.world_size, budget, share)
+    plan = plan_micro_batches(lengths_of([rows[i] for i in chosen]), s.cfg.world_size, budget, share)
+    return [[[chosen[i] for i in micro] for micro in rank] for rank in plan]

@@ -16,7 +16,7 @@ from hybrid.config import RunConfig
 from hybrid.data.groups import Group
 from hybrid.data.prompts import left_out
 from hybrid.data.samples import Sample
-from hybrid.experience import make_experience, update_batches
+from hybrid.experience import make_experience, sample_rows, update_batches
 from hybrid.profiling import profiled
 from hybrid.session import Session, open_session
 from hybrid.telemetry.updates import over_updates
@@ -75,7 +75,8 @@ def train_step(s: Session, progress: Progress) -> tuple[dict[str, float | None],
     started = time.perf_counter()
     rollout = collect(s, progress)
     samples = rollout.samples
-    forward = phases.forward(s, samples)
+    rows = sample_rows(samples)
+    forward = phases.forward(s, rows)
     version = progress.weight_version if s.cfg.uses_engines else None
     experience = make_experience(
         s.cfg, samples, forward, kl_coef=progress.kl_coef, greedy=rollout.greedy, version=version
@@ -84,10 +85,10 @@ def train_step(s: Session, progress: Progress) -> tuple[dict[str, float | None],
 
     updates = []
     for groups in update_batches(s.cfg, progress.step):
-        rows = [i for i, sample in enumerate(samples) if sample.group in groups]
-        update = phases.train_critic(s, progress, experience, rows)
+        chosen = [i for i, sample in enumerate(samples) if sample.group in groups]
+        update = phases.train_critic(s, progress, experience, rows, chosen)
         if progress.step > s.cfg.algorithm.critic_only_steps:
-            update |= phases.train_actor(s, progress, experience, rows)
+            update |= phases.train_actor(s, progress, experience, rows, chosen)
         updates.append(update)
         progress.update += 1
     phases.sync(s, progress)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from hybrid.data.samples import Sample
+if TYPE_CHECKING:
+    from hybrid.roles.packing import Row
 
 
 @dataclass(frozen=True)
@@ -20,8 +23,8 @@ Plan = list[list[list[int]]]
 """Row indices by rank, then micro-batch. Every rank has the same number of micro-batches; a short one is empty."""
 
 
-def lengths_of(samples: list[Sample]) -> list[Lengths]:
-    return [Lengths(s.group, len(s.prompt.token_ids), len(s.token_ids)) for s in samples]
+def lengths_of(rows: Sequence[Row]) -> list[Lengths]:
+    return [Lengths(row.group, len(row.prompt), len(row.response)) for row in rows]
 
 
 def plan_micro_batches(rows: list[Lengths], ranks: int, token_budget: int, share_prompts: bool) -> Plan:

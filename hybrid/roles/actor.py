@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from hybrid.algorithms.logprobs import EndMask
@@ -24,10 +26,8 @@ EXPORT_BUCKET_BYTES = 2**30
 class PolicyForward(ModelWorker):
     """What actor and reference share: log-probs of given responses."""
 
-    def logprobs(
-        self, micros: list[list[Row]], temperature: float, ends: EndMask | None = None
-    ) -> list[list[torch.Tensor]]:
-        """float32 log-probs of the response tokens, a tensor per row, laid out as `micros`."""
+    def logprobs(self, micros: Sequence[Sequence[Row]], temperature: float, ends: EndMask | None = None) -> np.ndarray:
+        """float32 log-probs of the response tokens of all rows, flat, in the order of `micros`."""
         return self.forward_rows(micros, lambda batch: self.model.forward(batch, temperature, ends=ends)[0])
 
 
@@ -55,7 +55,9 @@ class ActorWorker(PolicyForward):
         self.model = TrainedModel(policy, zero)
         return self.settle()
 
-    def train(self, micros: list[list[PolicyRow]], objective: PolicyObjective, learning_rate: float) -> UpdateResult:
+    def train(
+        self, micros: Sequence[Sequence[PolicyRow]], objective: PolicyObjective, learning_rate: float
+    ) -> UpdateResult:
         """One optimizer step. Raises `TrainingStopped` on all ranks, before the update, when trainer and sampler disagree."""
         totals = Totals()
         fed = Fed()

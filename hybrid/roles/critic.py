@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
 import torch
 
 from hybrid.algorithms.losses import value_loss
@@ -23,12 +26,12 @@ class CriticWorker(ModelWorker):
         self.model = TrainedModel(critic, zero)
         return self.settle()
 
-    def values(self, micros: list[list[Row]]) -> list[list[torch.Tensor]]:
-        """float32 values of the states before each response token, a tensor per row, laid out as `micros`."""
+    def values(self, micros: Sequence[Sequence[Row]]) -> np.ndarray:
+        """float32 values of the states before each response token of all rows, flat, in the order of `micros`."""
         return self.forward_rows(micros, self.model.forward)
 
     def train(
-        self, micros: list[list[ValueRow]], clip: float | None, normalizer: float, learning_rate: float
+        self, micros: Sequence[Sequence[ValueRow]], clip: float | None, normalizer: float, learning_rate: float
     ) -> UpdateResult:
         """One optimizer step on the clipped value loss; `normalizer` counts the response tokens of the whole step."""
         totals = Totals()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
+
+import ray
 
 from hybrid.memory.tenants import RankMoved, Tenant
 from hybrid.pool import Pool
@@ -55,8 +58,15 @@ class RoleGroup:
         """`method(*args)` on every rank at once; results by rank."""
         return self._wait(method, [w.submit(method, *args) for w in self.workers], self.timeout_s)
 
-    def call_sharded(self, method: str, shards: list[Any], *args: Any) -> list[Any]:
-        """`method(shards[rank], *args)` on every rank at once; results by rank."""
+    def put(self, shards: Iterable[Any]) -> list[ray.ObjectRef]:
+        """Send `shards` once for several calls, of this role and of others: each node then holds them once."""
+        return [ray.put(shard) for shard in shards]
+
+    def call_sharded(self, method: str, shards: Iterable[Any], *args: Any) -> list[Any]:
+        """`method(shard, *args)` on every rank at once, each with its own of `shards`, or of what `put` made of them; results by rank.
+
+        Shards that are iterated over are sent one by one, so that the first rank works while the others' are made.
+        """
         calls = [w.submit(method, shard, *args) for w, shard in zip(self.workers, shards, strict=True)]
         return self._wait(method, calls, self.timeout_s)
 

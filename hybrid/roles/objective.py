@@ -5,23 +5,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
 from hybrid.algorithms.logprobs import EndMask
 from hybrid.errors import TrainingStopped
 from hybrid.roles.packing import Row
 
+Floats = torch.Tensor | np.ndarray
+"""float32: tensors in the controller, arrays on the ranks, where they are views of what Ray delivered."""
+
 
 @dataclass(frozen=True)
 class PolicyRow:
-    """One sample as the actor trains on it. Tensors hold one float per response token."""
+    """One sample as the actor trains on it. Columns hold one float per response token."""
 
     row: Row
-    advantages: torch.Tensor
-    rollout_logprobs: torch.Tensor
-    old_logprobs: torch.Tensor | None = None
+    advantages: Floats
+    rollout_logprobs: Floats
+    old_logprobs: Floats | None = None
     """None when the training forward's own log-probs serve: one optimizer step per rollout."""
-    ref_logprobs: torch.Tensor | None = None
+    ref_logprobs: Floats | None = None
     is_fresh: bool = True
     """False when the sampler had older weights than the trainer: the two need not agree."""
 
@@ -76,11 +80,11 @@ class UpdateResult:
 
 @dataclass(frozen=True)
 class ValueRow:
-    """One sample as the critic trains on it. Tensors hold one float per response token."""
+    """One sample as the critic trains on it. Columns hold one float per response token."""
 
     row: Row
-    returns: torch.Tensor
-    old_values: torch.Tensor
+    returns: Floats
+    old_values: Floats
 
 
 def batch_metrics(fed: Sequence[Fed]) -> dict[str, float]:

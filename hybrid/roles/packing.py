@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 
@@ -21,8 +22,9 @@ class Row:
 
     group: int
     """Rows with equal group have the same prompt."""
-    prompt: list[int]
-    response: list[int]
+    prompt: Sequence[int] | np.ndarray
+    response: Sequence[int] | np.ndarray
+    """Token ids."""
 
 
 @dataclass(frozen=True)
@@ -77,31 +79,40 @@ def pack(rows: list[Row], share_prompts: bool) -> PackedBatch:
     groups: dict[object, list[int]] = {}
     for index, row in enumerate(rows):
         groups.setdefault(row.group if share_prompts else index, []).append(index)
-    ids: list[int] = []
-    positions: list[int] = []
+    ids: list[Sequence[int] | np.ndarray] = []
+    positions: list[np.ndarray] = []
     segments: list[Segment] = []
-    predict: list[list[int]] = [[] for _ in rows]
+    predict: list[np.ndarray] = [np.empty(0)] * len(rows)
+    end = 0
     for members in groups.values():
         prompt = rows[members[0]].prompt
-        start = len(ids)
-        last_of_prompt = start + len(prompt) - 1
-        ids += prompt
-        positions += range(len(prompt))
+        start, end = end, end + len(prompt)
+        last_of_prompt = end - 1
+        ids.append(prompt)
+        positions.append(np.arange(len(prompt)))
+        fed_lengths = []
         for index in members:
-            fed = rows[index].response[:-1]
-            predict[index] = [last_of_prompt, *range(len(ids), len(ids) + len(fed))][: len(rows[index].response)]
-            ids += fed
-            positions += range(len(prompt), len(prompt) + len(fed))
-        fed_lengths = tuple(max(0, len(rows[i].response) - 1) for i in members)
-        segments.append(Segment(start, len(prompt), fed_lengths))
+            response = rows[index].response
+            fed = response[:-1]
+            predict[index] = np.append(last_of_prompt, np.arange(end, end + len(fed)))[: len(response)]
+            ids.append(fed)
+            positions.append(np.arange(len(prompt), len(prompt) + len(fed)))
+            fed_lengths.append(len(fed))
+            end += len(fed)
+        segments.append(Segment(start, len(prompt), tuple(fed_lengths)))
     return PackedBatch(
-        input_ids_N=torch.tensor(ids),
-        position_ids_N=torch.tensor(positions),
+        input_ids_N=_joined(ids),
+        position_ids_N=_joined(positions),
         segments=segments,
-        predict_R=torch.tensor([p for row in predict for p in row], dtype=torch.long),
-        targets_R=torch.tensor([t for row in rows for t in row.response], dtype=torch.long),
+        predict_R=_joined(predict),
+        targets_R=_joined([row.response for row in rows]),
         row_lengths=[len(row.response) for row in rows],
     )
+
+
+def _joined(parts: Sequence[Sequence[int] | np.ndarray]) -> torch.Tensor:
+    """int64 of `parts`, one after another."""
+    return torch.from_numpy(np.concatenate([np.asarray(part, np.int64) for part in parts]))
 
 
 def to_rows(values_R: torch.Tensor, row_lengths: list[int], width: int) -> torch.Tensor:
@@ -113,7 +124,7 @@ def to_rows(values_R: torch.Tensor, row_lengths: list[int], width: int) -> torch
 
 def column(rows: Sequence, name: str, batch: PackedBatch) -> torch.Tensor:
     """Attribute `name` of `rows`, one float per response token each, as a B x T tensor on the batch's device."""
-    values_R = torch.cat([getattr(row, name) for row in rows]).to(batch.targets_R.device)
+    values_R = torch.from_numpy(np.concatenate([getattr(row, name) for row in rows])).to(batch.targets_R.device)
     return to_rows(values_R, batch.row_lengths, max(batch.row_lengths))
 
 

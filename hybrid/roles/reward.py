@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
 import torch
 from transformers import AutoTokenizer
 
 from hybrid.roles.models import load_reward_model
+from hybrid.roles.packing import Row
 from hybrid.roles.worker import ModelWorker
 from hybrid.roles.zero import FrozenModel, load_partitioned
 
@@ -31,14 +35,16 @@ class RewardWorker(ModelWorker):
         self.model = FrozenModel(model.to(self.device), 0, dtype)
         return self.settle()
 
-    def score(self, sequences: list[list[int]]) -> list[float]:
-        """Scores of `sequences` (prompt and response in the actor's tokens)."""
+    def score(self, micros: Sequence[Sequence[Row]]) -> np.ndarray:
+        """float32 score of each row, prompt and response in the actor's tokens, in the order of `micros`; how they are cut is of no
+        matter."""
+        sequences = [np.concatenate([row.prompt, row.response]).tolist() for rows in micros for row in rows]
         rows = sequences if self.same_tokens else self._reencode(sequences)
         scores = [0.0] * len(rows)
         for batch in by_length([len(row) for row in rows], self.token_budget):
             for index, value in zip(batch, self._forward([rows[i] for i in batch]), strict=True):
                 scores[index] = value
-        return scores
+        return np.array(scores, np.float32)
 
     def _forward(self, rows: list[list[int]]) -> list[float]:
         width = max(len(row) for row in rows)

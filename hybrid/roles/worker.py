@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -19,6 +20,7 @@ from hybrid.memory.swap import Part, StorageSwap, come_parts, leave_parts
 from hybrid.memory.tenants import RankMoved, RankPeak
 from hybrid.memory.tiers import make_tier
 from hybrid.roles.packing import PackedBatch, Row, pack
+from hybrid.roles.shards import flat
 from hybrid.roles.zero import FrozenModel, TrainedModel, load_deepspeed
 from hybrid.telemetry.torch_trace import OpTrace, TorchRecorder
 
@@ -130,16 +132,10 @@ class ModelWorker(DistributedWorker):
         """Bytes that this process holds now."""
         return measured_bytes(self.device.type)
 
-    def pack(self, rows: list[Row]) -> PackedBatch:
+    def pack(self, rows: Sequence[Row]) -> PackedBatch:
         """A micro-batch on this rank's device; an empty one becomes two tokens whose results are dropped."""
         return pack(rows or [Row(0, [0], [0])], self.share_prompts).to(self.device)
 
-    def forward_rows(
-        self, micros: list[list[Row]], run: Callable[[PackedBatch], torch.Tensor]
-    ) -> list[list[torch.Tensor]]:
-        """`run` (R floats of a packed batch) over micro-batches: a CPU tensor of T_b floats per row, laid out as `micros`."""
-        out = []
-        for rows in micros:
-            batch = self.pack(rows)
-            out.append(list(run(batch).cpu().split(batch.row_lengths))[: len(rows)])
-        return out
+    def forward_rows(self, micros: Sequence[Sequence[Row]], run: Callable[[PackedBatch], torch.Tensor]) -> np.ndarray:
+        """`run` (R floats of a packed batch) over micro-batches: the floats of all rows, flat, in their order."""
+        return flat([run(self.pack(rows))[: sum(len(row.response) for row in rows)].cpu() for rows in micros])

@@ -26,7 +26,7 @@ from grpo_step import WORKLOADS, load_tokenizer, our_run, questions
 
 from hybrid.config import RunConfig
 from hybrid.data.batches import lengths_of, plan_micro_batches
-from hybrid.phases import policy_rows
+from hybrid.experience import sample_rows
 from hybrid.roles.packing import Row
 
 PARTS = ("generate", "forward", "forward_backward", "adamw")
@@ -48,8 +48,8 @@ def main() -> None:
         for _ in range(options.steps + 1):
             step = run.step()
             prompts = [sample.prompt.token_ids for sample in step.samples[:: workload.samples]]
-            plan = plan_micro_batches(lengths_of(step.samples), 1, cfg.train.micro_batch_tokens, share_prompts=True)
-            rows = policy_rows(step.samples)
+            rows = sample_rows(step.samples)
+            plan = plan_micro_batches(lengths_of(rows), 1, cfg.train.micro_batch_tokens, share_prompts=True)
             micros = [[rows[i] for i in micro] for micro in plan[0]]
             seconds = {"generate": engine.call("generate", prompts)}
             seconds |= {part: model.call(part, micros) for part in PARTS[1:]}

@@ -4,7 +4,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybrid.data.batches import Lengths, plan_micro_batches
-from hybrid.experience import shard, unshard
 
 rows_strategy = st.lists(st.tuples(st.integers(0, 5), st.integers(1, 40)), min_size=1, max_size=40).map(
     lambda items: [Lengths(group, 10 + group, response) for group, response in items]
@@ -27,13 +26,6 @@ def test_budget_holds_unless_one_row_exceeds_it(rows, ranks, budget, share):
                 {rows[i].group: rows[i].prompt for i in micro}.values() if share else [rows[i].prompt for i in micro]
             )
             assert sum(prompts) + sum(rows[i].response - 1 for i in micro) <= budget
-
-
-@given(rows_strategy, st.integers(1, 4))
-def test_shard_and_back(rows, ranks):
-    plan = plan_micro_batches(rows, ranks, 100, True)
-    items = [f"row {i}" for i in range(len(rows))]
-    assert unshard(plan, shard(plan, items)) == items
 
 
 def test_equal_work_is_spread_evenly():
