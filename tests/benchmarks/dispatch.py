@@ -13,7 +13,6 @@ import argparse
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +20,7 @@ from types import SimpleNamespace
 import numpy as np
 import ray
 import torch
+from dispatch_rank import StandIn
 
 from hybrid import phases
 from hybrid.config import RunConfig, resolve
@@ -28,32 +28,15 @@ from hybrid.data.samples import Prompt, Sample
 from hybrid.experience import Experience, Forward, policy_rows, sample_rows, value_rows
 from hybrid.pool import open_pool
 from hybrid.roles.group import RoleGroup
-from hybrid.roles.objective import Fed, UpdateResult
 from hybrid.roles.packing import Row
-from hybrid.roles.shards import flat, shard
+from hybrid.roles.shards import shard
 from hybrid.trainer import Progress
 
 MOST = 1.5
 PROMPT_TOKENS, GROUP = 256, 8
 VOCABULARY = 150_000
 WARM_UP = 2
-
-
-class StandIn:
-    """A rank of every role."""
-
-    def __init__(self, **kwargs):
-        pass
-
-    def logprobs(self, micros: Sequence[Sequence[Row]], temperature: float) -> np.ndarray:
-        return self.values(micros)
-
-    def values(self, micros: Sequence[Sequence[Row]]) -> np.ndarray:
-        return flat([torch.zeros(sum(len(row.response) for row in rows)) for rows in micros])
-
-    def train(self, micros: Sequence[Sequence], *args) -> UpdateResult:
-        rows = [row for rows in micros for row in rows]
-        return UpdateResult(True, {}, {}, Fed(sum(len(row.row.response) for row in rows)))
+DEADLINE_S = 600.0
 
 
 def main() -> None:
@@ -68,9 +51,8 @@ def main() -> None:
             num_nodes=1, gpus_per_node=options.ranks, processes_per_bundle=1, device="cpu", log_dir=Path(folder), dashboard=False
         )  # fmt: skip
         try:
-            import dispatch  # by a name under which the ranks find it too
-
-            group = RoleGroup(pool, "stand-in", dispatch.StandIn, (), 120.0, {"OMP_NUM_THREADS": "1"})
+            group = RoleGroup(pool, "stand-in", StandIn, (), DEADLINE_S, {"OMP_NUM_THREADS": "1"})
+            group.call("ready")
             measure(options, session(cfg, group), samples)
         finally:
             pool.stop()
