@@ -119,7 +119,7 @@ ARRAYS: dict[int, np.ndarray] = {}
 def session(cfg: RunConfig, group: RoleGroup) -> SimpleNamespace:
     """As much of `Session` as the phases use."""
     return SimpleNamespace(
-        cfg=cfg, actor=group, reference=group, critic=group,
+        cfg=cfg, ends=None, actor=group, reference=group, critic=group,
         phase=lambda name: nullcontext(), note_counted=lambda role, results: None,
     )  # fmt: skip
 
