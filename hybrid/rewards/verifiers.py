@@ -10,14 +10,16 @@ import tempfile
 import threading
 import warnings
 import weakref
-from pathlib import Path
 from typing import Any
 
+from hybrid.answers import child as child_module
+from hybrid.answers.labels import BadLabel, label_text
 from hybrid.data.tasks import Task
 from hybrid.rewards.function import BadSample
 
 COMPARISON_S = 8.0
-"""Seconds after which a comparison's process is killed; it stops by itself after `math_child.LIMIT_S` where Python can be interrupted."""
+"""Seconds after which a comparison's process is killed; it stops by itself after `hybrid.answers.child.LIMIT_S` of processor
+time where Python can be interrupted."""
 START_S = 60.0
 """Seconds that importing sympy may take on a slow disk."""
 
@@ -58,10 +60,10 @@ class TaskScorer:
 
 
 class MathVerify:
-    """1.0 where math-verify finds label and response equal, else 0.0.
+    """1.0 where the final answer of a response is the label, else 0.0; `hybrid.answers` says how both are read.
 
-    In a process of its own: its limits are signals, which only a main thread has, and a response such as 9**9**9**9 may take for ever in
-    code that no signal interrupts. A comparison that is too long counts as not equal and is warned of, once.
+    In a process of its own: a response such as 9**9**9**9 may take for ever in code that no signal interrupts. A comparison that is
+    too long counts as not equal and is warned of, once.
     Each thread has its own process: a batch that passed its deadline may still be talking to its one.
     """
 
@@ -74,21 +76,31 @@ class MathVerify:
             self._score(i, response, label) for i, (response, label) in enumerate(zip(responses, labels, strict=True))
         ]
 
+    def unreadable(self, label: Any) -> str | None:
+        """Why no response can be found equal to `label`; None for one that can be read. Raises `BadLabel` as `label_text` does."""
+        reply = self._ask([label_text(label)])
+        return "it takes too long to read" if reply is None or reply["late"] else reply["unreadable"]
+
     def _score(self, index: int, response: str, label: Any) -> float:
-        if label is None or not str(label).strip():
-            raise BadSample(index, "no label to compare with: set data.label_field to the column that has the answers")
-        if getattr(self._local, "child", None) is None:
-            self._local.child = _Child()
-        reply = self._local.child.ask([str(label), response])
-        if reply is None:
-            self._local.child.kill()
-            self._local.child = None
-        elif "unreadable" in reply:
-            raise BadSample(index, f"math-verify finds no number or expression in the label {str(label)!r}")
-        if reply is None or (reply["late"] and not reply["equal"]):
+        try:
+            text = label_text(label)
+        except BadLabel as error:
+            raise BadSample(index, f"label {label!r}: {error}") from error
+        reply = self._ask([text, response])
+        if reply is None or reply["late"]:
             self._warn(response)
             return 0.0
         return 1.0 if reply["equal"] else 0.0
+
+    def _ask(self, request: list[str]) -> dict[str, Any] | None:
+        """The reply of this thread's process, or None when it did not come in time."""
+        child = getattr(self._local, "child", None)
+        if child is None or child.ended():
+            child = self._local.child = _Child()
+        reply = child.ask(request)
+        if reply is None:
+            child.kill()
+        return reply
 
     def _warn(self, response: str) -> None:
         if not self._warned:
@@ -99,22 +111,26 @@ class MathVerify:
 
 
 class _Child:
-    """A process of `math_child.py`: a JSON line in, a JSON line out."""
+    """A process of `hybrid/answers/child.py`: a JSON line in, a JSON line out."""
 
     def __init__(self) -> None:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the process)
-        command = [sys.executable, "-P", str(Path(__file__).with_name("math_child.py"))]
+        command = [sys.executable, "-P", child_module.__file__]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log)
         weakref.finalize(self, _end, self._process, self._log)
         if self._read(START_S) is None:
             self.kill()
-            raise RuntimeError(f"math-verify did not start within {START_S:g} s")
+            raise RuntimeError(f"math_verify did not start within {START_S:g} s")
 
     def ask(self, request: list[str]) -> dict[str, Any] | None:
         """The reply, or None when it did not come in time."""
         self._process.stdin.write(json.dumps(request).encode() + b"\n")
         self._process.stdin.flush()
         return self._read(COMPARISON_S)
+
+    def ended(self) -> bool:
+        """Whether the process was killed, by `kill` or from outside."""
+        return self._process.poll() is not None
 
     def kill(self) -> None:
         self._process.kill()
@@ -131,7 +147,7 @@ class _Child:
             return None
         self._log.seek(0)
         raise RuntimeError(
-            f"the process of math-verify ended ({status}): {self._log.read()[-2000:].decode(errors='replace')}"
+            f"the process of math_verify ended ({status}): {self._log.read()[-2000:].decode(errors='replace')}"
         )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import multiprocessing
 from typing import Any
 
@@ -10,19 +9,6 @@ from hybrid.rollout.engine import Engine
 from hybrid.rollout.requests import EngineOptions
 
 ANSWER_WITHIN_S = 120
-
-
-class ReusedEngine(Engine):
-    """An engine that can become another one: a process imports vLLM once for many models."""
-
-    def become(self, options: EngineOptions) -> None:
-        """Stop, where it has started, and start with `options`."""
-        if hasattr(self, "llm"):
-            self.stop()
-            del self.llm
-            gc.collect()
-        Engine.__init__(self, options)
-        self.start()
 
 
 class EngineProcess:
@@ -60,7 +46,7 @@ class EngineProcess:
 
 
 def _serve(pipe, options: EngineOptions) -> None:
-    engine = ReusedEngine(options)
+    engine = Engine(options)
     while (call := pipe.recv()) is not None:
         method, args, kwargs = call
         try:

@@ -17,7 +17,7 @@ from tests.unit.data_files import sample
 
 
 def children() -> set[psutil.Process]:
-    return {p for p in psutil.Process().children() if "math_child" in " ".join(p.cmdline())}
+    return {p for p in psutil.Process().children() if "answers/child.py" in " ".join(p.cmdline())}
 
 
 def wait_until_gone(processes: set[psutil.Process]) -> None:
@@ -56,21 +56,27 @@ def test_math_verify_compares_boxed_and_plain_answers(math_verify, label, respon
 
 
 @pytest.mark.parametrize(
-    ("label", "hint"), [(None, "data.label_field"), (" ", "data.label_field"), ("$ $", "no number or expression")]
+    ("label", "hint"), [(None, "missing"), (" ", "empty"), ({"answer": 1}, "not a dict"), (float("nan"), "finite")]
 )
-def test_math_verify_refuses_a_label_that_is_none(math_verify, label, hint):
+def test_math_verify_refuses_a_label_that_is_not_one(math_verify, label, hint):
     with pytest.raises(RewardError, match=hint) as error:
         score(math_verify, [sample("1", "1"), sample("two", label)])
     assert "'two'" in str(error.value)
 
 
 def test_an_endless_comparison_costs_one_response_not_the_run(monkeypatch):
-    monkeypatch.setattr(verifiers_module, "COMPARISON_S", 0.5)
+    """A process that is stopped stands for one that computes for ever."""
     reward = load_reward("math_verify", 60)
-    started = time.monotonic()
-    with pytest.warns(UserWarning, match=r"gave up.*9\*\*9"):
-        scores = score(reward, [sample("1", "1"), sample("9**9**9**9", "10"), sample("2", "2")])
-    assert scores == [1.0, 0.0, 1.0] and time.monotonic() - started < 8
+    others = children()
+    assert score(reward, [sample("1", "1")]) == [1.0]
+    first = children() - others
+    for process in first:
+        process.suspend()
+    with monkeypatch.context() as patch, pytest.warns(UserWarning, match=r"gave up.*9\*\*9"):
+        patch.setattr(verifiers_module, "COMPARISON_S", 0.05)
+        assert score(reward, [sample("9**9**9**9", "10")]) == [0.0]
+    assert score(reward, [sample("2", "2")]) == [1.0]
+    wait_until_gone(first)
 
 
 @pytest.mark.filterwarnings("ignore:math_verify gave up")
@@ -81,12 +87,25 @@ def test_a_batch_that_passed_its_deadline_does_not_mix_with_the_next(monkeypatch
     others = children()
     assert score(reward, [sample("1", "1")]) == [1.0]
     first = children() - others
+    for process in first:
+        process.suspend()
     reward.timeout_s = 0.1
     with pytest.raises(RewardError, match="did not return"):
-        score(reward, [sample("9**9**9**9", "10")])
+        score(reward, [sample("late", "10")])
     reward.timeout_s = 60
+    monkeypatch.setattr(verifiers_module, "COMPARISON_S", 60.0)
     assert score(reward, [sample("2", "2"), sample("3", "4"), sample("5", "5")]) == [1.0, 0.0, 1.0]
     wait_until_gone(first)
+
+
+def test_a_process_that_was_killed_from_outside_is_replaced():
+    reward = load_reward("math_verify", 60)
+    others = children()
+    assert score(reward, [sample("1", "1")]) == [1.0]
+    for process in children() - others:
+        process.kill()
+        process.wait()
+    assert score(reward, [sample("2", "2")]) == [1.0]
 
 
 def test_math_verify_leaves_no_process():
