@@ -30,6 +30,7 @@ from hybrid.planning.run import plan_run
 from hybrid.pool import Pool, open_pool
 from hybrid.reporting import Reporter
 from hybrid.rewards import RewardFunction, check_columns, load_extra_rewards, load_rewards, started_functions
+from hybrid.rewards.check_labels import check_labels
 from hybrid.roles.group import RoleGroup
 from hybrid.roles.objective import UpdateResult
 from hybrid.rollout.group import EngineGroup
@@ -143,9 +144,11 @@ def open_session(cfg: RunConfig, run_dir: Path) -> Iterator[Session]:
         prompts = load_prompts(cfg, tokenizer, report.note) if cfg.uses_engines else None
         held_out = load_eval(cfg, tokenizer, report.note) if cfg.uses_engines else []
         functions = stack.enter_context(started_functions(cfg))
-        check_columns(cfg, functions, prompts.first() if prompts else [], held_out)
+        check_columns(cfg, functions, prompts.look(1) if prompts else [], held_out)
         reward, eval_reward = load_rewards(cfg)
         extra_rewards = load_extra_rewards(cfg)
+        if prompts is not None:
+            check_labels([reward, *(extra for _, extra in extra_rewards)], prompts, eval_reward, held_out, report.warn)
         recorded = {} if cfg.uses_engines else load_rollouts(cfg.rollout.replay)
         check_recorded(cfg, recorded)
         recorder = RolloutRecorder(cfg.rollout.record) if cfg.rollout.record else None

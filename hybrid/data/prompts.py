@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from random import Random
@@ -39,9 +39,12 @@ class Skip(Exception):
 class PromptSource:
     """An endless stream of prompts that remembers where it is. `dropped` counts the prompts left out as too long."""
 
-    def __init__(self, draw: Callable[[int], Prompt], origin: dict[str, Any], dropped: int = 0):
+    def __init__(
+        self, draw: Callable[[int], Prompt], origin: dict[str, Any], dropped: int = 0, read: Sequence[Prompt] = ()
+    ):
         """`draw(i)` is the prompt at place `i` of the stream, a pure function, or raises `Skip`. `origin` says what the stream was made
-        of: a state is only taken back by a stream of the same origin."""
+        of: a state is only taken back by a stream of the same origin. `read`: all its prompts, where they were read beforehand."""
+        self._read = read
         self._draw = draw
         self._origin = origin
         self._place = 0
@@ -71,11 +74,13 @@ class PromptSource:
         """Places of the stream that were looked at."""
         return self._place
 
-    def first(self) -> list[Prompt]:
-        """The next prompt, which `take` gives again. Raises `DataError` as `take` does."""
-        before = self._place, self._used, self.dropped
-        prompts = self.take(1)
-        self._place, self._used, self.dropped = before
+    def look(self, n: int) -> Sequence[Prompt]:
+        """All prompts of data that was read beforehand; of a task's stream the next `n`, which `take` will give again."""
+        if self._read:
+            return self._read
+        start = self._place, self._used, self.dropped
+        prompts = self.take(n)
+        self._place, self._used, self.dropped = start
         return prompts
 
     def state_dict(self) -> dict[str, Any]:
@@ -108,7 +113,7 @@ def load_prompts(cfg: RunConfig, tokenizer: PreTrainedTokenizerBase, say: Say = 
     origin = {"data.train": cfg.data.train, "prompts": len(prompts), "data.shuffle": cfg.data.shuffle}
     if cfg.data.shuffle:
         origin["train.seed"] = cfg.train.seed
-    return PromptSource(_by_epoch(prompts, cfg.train.seed, cfg.data.shuffle), origin, dropped)
+    return PromptSource(_by_epoch(prompts, cfg.train.seed, cfg.data.shuffle), origin, dropped, prompts)
 
 
 def left_out(cfg: RunConfig, source: PromptSource) -> str | None:
@@ -251,7 +256,7 @@ def _task_source(cfg: RunConfig, tokenizer: PreTrainedTokenizerBase, task: Task)
     origin = {"data.train": cfg.data.train, "data.task_args": cfg.data.task_args, "train.seed": cfg.train.seed}
     source = PromptSource(draw, origin | {"held-out questions": len(reserved)})
     # A stream that gives nothing shows here, before anything is started.
-    _require_trainable(cfg, source.first()[0])
+    _require_trainable(cfg, source.look(1)[0])
     return source
 
 
