@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from hybrid.config import cgroups
 from hybrid.files import nearest_there
 
 DRIVER_FILES = ("/dev/nvidiactl", "/dev/dxg")
@@ -58,28 +59,19 @@ def has_flash_attention() -> bool:
     return importlib.util.find_spec("flash_attn") is not None
 
 
-def cpu_cores() -> int:
-    """Cores that this process may use, a container's quota included."""
+def cpu_cores(root: Path = cgroups.ROOT) -> int:
+    """Cores that this process may use: its affinity, and the quota of every control group around it. At least 1."""
+    quota = cgroups.cpu_limit(root)
     cores = len(os.sched_getaffinity(0))
-    quota, _, period = _read("/sys/fs/cgroup/cpu.max").partition(" ")
-    return min(cores, max(1, int(quota) // int(period))) if quota.isdigit() else cores
+    return cores if quota is None else max(1, min(cores, int(quota)))
 
 
-def ram_bytes() -> int:
-    """RAM that this machine, or the container, has."""
+def ram_bytes(root: Path = cgroups.ROOT) -> int:
+    """RAM of this machine, or as much of it as the control groups around this process allow."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = _read("/sys/fs/cgroup/memory.max").strip()
-    return min(total, int(limit)) if limit.isdigit() else total
+    return min(total, cgroups.memory_limit(root) or total)
 
 
 def free_disk_bytes(folder: Path) -> int:
     """Free bytes of the disk on which `folder` lies or would be made."""
     return shutil.disk_usage(nearest_there(folder)).free
-
-
-def _read(path: str) -> str:
-    """Text of a control-group file, empty where the machine has none."""
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except OSError:
-        return ""
