@@ -96,6 +96,8 @@ def train(
     with _errors_for_people():
         cfg = load_run(profile, overrides or [])
         check_start(cfg)
+        if not dry_run:
+            _check_surroundings(cfg)
         from hybrid.rewards.load import started_functions
 
         with started_functions(cfg):
@@ -206,6 +208,16 @@ def _errors_for_people() -> Iterator[None]:
         said = f"error: {error}"  # printed, as typer's echo writes UTF-8 to terminals that do not read it
         print(typer.style(said, fg="red") if sys.stderr.isatty() else said, file=sys.stderr, flush=True)
         raise typer.Exit(2 if isinstance(error, ConfigError | DataError) else 1) from error
+
+
+def _check_surroundings(cfg: RunConfig) -> None:
+    """Raise `SurroundingsError` for what would keep Ray from starting, before anything is written or started."""
+    from hybrid.joining import find_cluster
+    from hybrid.surroundings import check_surroundings
+
+    check_surroundings(cfg.cluster.address)
+    if cfg.cluster.address is not None:
+        find_cluster(cfg.cluster.address)
 
 
 def _require_folder() -> None:

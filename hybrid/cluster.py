@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+# Read by the import. Under `uv run` workers would run a copy of the working directory.
+os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
 
 import ray
 
+from hybrid.config.machine import cpu_cores
 from hybrid.errors import PlacementError
+from hybrid.joining import Target, await_cluster, find_cluster
+from hybrid.leftovers import clear_session, failed_start
+from hybrid.package import own_package_found
+from hybrid.surroundings import OBJECT_STORE_BYTES, check_surroundings, raise_file_limit, ray_cores, temp_folder
+from hybrid.waiting import bounded, told
 
 STOP_TIMEOUT_S = 10
 """For giving a pool back, and again for ending Ray."""
@@ -19,10 +32,15 @@ STOP_TIMEOUT_S = 10
 ENDING = "ending Ray"
 """Name of the thread that does."""
 
-OBJECT_STORE_BYTES = 512 * 2**20
-"""Batches are token ids and log-probs: a small store is enough, and on a laptop the default (30 % of RAM) is not free."""
+BUSY = 1.5
+"""Load over cores from which on other work is to blame."""
+MIN_JOIN_S = 10.0
+"""For joining a cluster that answers; what is left of the time may be less."""
 
 NODE_ENV = {
+    # Ray puts the working directory first on its workers' path: a folder of this package's name there would hide it. See hybrid.package.
+    "RAY_preload_python_modules": "hybrid",
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
     # On a crash Ray's default leaves grandchildren (tensor-parallel workers) alive with their GPU memory.
     "RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper": "1",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
@@ -35,27 +53,53 @@ NODE_ENV = {
 COMMON = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": True}
 
 
+@dataclass(frozen=True)
+class OwnRay:
+    """A Ray that this process started, and the folder in which it keeps logs and sockets."""
+
+    session: Path
+
+
 @contextmanager
-def running_ray(*, address: str | None, gpus: int, device: str, dashboard: bool) -> Iterator[None]:
-    """`start_ray`, and at the end, whatever happens, what it started ends. Errors as `start_ray`."""
+def running_ray(*, logs: Path | None = None, **options: Any) -> Iterator[None]:
+    """`start_ray` with `options`, and at the end, whatever happens, what it started ends; see `end_ray` for `logs`."""
     if ray.is_initialized():
         yield
         return
+    own = start_ray(**options)
     try:
-        start_ray(address=address, gpus=gpus, device=device, dashboard=dashboard)
         yield
-    finally:
-        within(STOP_TIMEOUT_S, ray.shutdown)
+    except BaseException:
+        end_ray(own, logs)
+        raise
+    end_ray(own)
 
 
-def start_ray(*, address: str | None, gpus: int, device: str, dashboard: bool) -> bool:
-    """Join the cluster at `address`, or start one here with `gpus` GPUs, logical ones on "cpu". True when this process started it, False
-    too when Ray runs in it already. Raises `PlacementError` when no cluster answers at `address`, or none starts here."""
-    os.environ.update(NODE_ENV)
+def start_ray(
+    *, address: str | None, gpus: int, processes: int, device: str, dashboard: bool, timeout_s: float
+) -> OwnRay | None:
+    """Join the cluster at `address`, or start one here with `gpus` GPUs, logical ones on "cpu", for `processes` on each; None when it was
+    not started here. Raises `SurroundingsError` for what keeps Ray from starting, `PlacementError` when no cluster answers at `address`
+    within `timeout_s` seconds, or none starts here."""
     if ray.is_initialized():
-        return False
-    with _own_signal_handlers():
-        return _init_ray(address, gpus, device, dashboard)
+        return None
+    check_surroundings(address)
+    target = None if address is None else find_cluster(address)
+    os.environ.update(NODE_ENV)
+    raise_file_limit()
+    with _own_signal_handlers(), told("starting Ray" if target is None else "joining Ray's cluster"):
+        if target is not None:
+            _join(target, timeout_s)
+            return None
+        return _start(gpus, ray_cores(gpus, processes, cpu_cores()), device, dashboard, timeout_s)
+
+
+def end_ray(own: OwnRay | None, logs: Path | None = None) -> None:
+    """Leave Ray, and end it when it is our `own`. Its folder goes too; before that, what it logged is copied to `logs`/ray, which is for
+    runs that failed."""
+    within(STOP_TIMEOUT_S, ray.shutdown)
+    if own is not None:
+        clear_session(own.session, logs)
 
 
 def dashboard_url() -> str | None:
@@ -91,7 +135,9 @@ def _own_signal_handlers() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)}
+    handlers = {
+        number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGALRM)
+    }
     try:
         yield
     finally:
@@ -99,28 +145,68 @@ def _own_signal_handlers() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _init_ray(address: str | None, gpus: int, device: str, dashboard: bool) -> bool:
-    if address is not None:
-        try:
-            ray.init(address=address, **COMMON)
-        except ConnectionError as error:
-            raise PlacementError(
-                f"cluster.address={address}: no Ray cluster answers there ({error}). Start one with `bash launch/ray_node.sh head` "
-                "on the first node, or leave cluster.address unset to start Ray on this machine."
-            ) from error
-        return False
+def _join(target: Target, timeout_s: float) -> None:
+    started = time.monotonic()
+    await_cluster(target, timeout_s)
+    late = PlacementError(
+        f"{target.said}: the cluster answers, but this machine could not join it within cluster.start_timeout_s={timeout_s:g} s. Start a "
+        "node of it here with `bash launch/ray_node.sh worker HEAD`, then this command again."
+    )
+    place = "auto" if target.found_here else target.place
     try:
-        ray.init(
-            address="local",  # or Ray would join any cluster that it finds running on this machine
-            num_cpus=max(os.cpu_count() or 1, gpus),
-            num_gpus=gpus if device == "cpu" else None,
-            include_dashboard=dashboard,
-            object_store_memory=OBJECT_STORE_BYTES,
-            **COMMON,
-        )
-    except Exception as error:  # Ray has no class for it
+        with bounded(max(MIN_JOIN_S, timeout_s - (time.monotonic() - started)), late):
+            ray.init(address=place, **COMMON)
+    except PlacementError:
+        raise
+    except Exception as error:  # Ray has several classes for it
         raise PlacementError(
-            f"Ray did not start on this machine: {str(error) or type(error).__name__}\nIt gives itself 30 seconds: look whether other work "
-            "keeps all cores busy, then start again."
+            f"{target.said}: this machine cannot join the cluster ({_text(error)}). Start a node of it here with `bash "
+            "launch/ray_node.sh worker HEAD`, with the same version of Ray, then this command again."
         ) from error
-    return True
+
+
+def _start(gpus: int, cores: int, device: str, dashboard: bool, timeout_s: float) -> OwnRay:
+    began, settings = time.time(), _own_settings()
+    late = PlacementError(
+        f"Ray did not start on this machine within cluster.start_timeout_s={timeout_s:g} s. {_busy()}"
+    )
+    try:
+        with bounded(timeout_s, late), own_package_found():
+            context = ray.init(
+                address="local",  # or Ray would join any cluster that it finds running on this machine
+                num_cpus=cores,
+                num_gpus=gpus if device == "cpu" else None,
+                include_dashboard=dashboard,
+                object_store_memory=OBJECT_STORE_BYTES,
+                **COMMON,
+            )
+    except BaseException as error:
+        within(STOP_TIMEOUT_S, ray.shutdown)
+        said = failed_start(Path(temp_folder()[1]) / "ray", began)
+        if isinstance(error, PlacementError) or not isinstance(error, Exception):
+            raise
+        raise PlacementError(
+            "\n".join(["Ray did not start on this machine: " + _text(error), *said, *settings, _busy()])
+        ) from error
+    return OwnRay(Path(context.address_info["session_dir"]))
+
+
+def _text(error: Exception) -> str:
+    return str(error) or type(error).__name__
+
+
+def _own_settings() -> list[str]:
+    """A hint at variables of Ray that are not ours."""
+    names = [name for name in os.environ if name.startswith("RAY_") and name not in NODE_ENV]
+    if not names:
+        return []
+    unset = shlex.join(arg for name in names for arg in ("-u", name))
+    return [f"These variables of Ray are set: {', '.join(names)}. Try without them: env {unset} hybrid ..."]
+
+
+def _busy() -> str:
+    """Whether other work may be why Ray, which gives itself 30 seconds, was too slow."""
+    load, cores = os.getloadavg()[0], cpu_cores()
+    if load > BUSY * cores:
+        return f"Other work keeps the cores busy (load {load:.0f} on {cores}): start again when it has ended."
+    return "Start again; if it fails again, try `ray start --head --block` by itself."

@@ -11,6 +11,10 @@ class ConfigError(HybridError):
     """The profile or its overrides break one or more rules; the message lists all of them."""
 
 
+class SurroundingsError(ConfigError):
+    """The machine, or a variable of the environment, keeps the run from starting; the message names it and the cure."""
+
+
 class PlacementError(HybridError):
     """The cluster cannot give the bundles the run needs; the message shows what each node offers."""
 

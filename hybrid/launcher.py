@@ -19,7 +19,13 @@ def launch(cfg: RunConfig, run_dir: Path) -> None:
     importing.start()
     cluster = cfg.cluster
     with running_ray(
-        address=cluster.address, gpus=cluster.gpus_per_node, device=cluster.device, dashboard=cluster.dashboard
+        address=cluster.address,
+        gpus=cluster.gpus_per_node,
+        processes=cfg.processes_per_gpu,
+        device=cluster.device,
+        dashboard=cluster.dashboard,
+        timeout_s=cluster.start_timeout_s,
+        logs=run_dir / "logs",
     ):
         importing.join()
         from hybrid.trainer import train

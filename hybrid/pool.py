@@ -17,10 +17,13 @@ from ray.exceptions import GetTimeoutError, RayError
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from hybrid.cluster import STOP_TIMEOUT_S, dashboard_url, start_ray, within
+from hybrid import leftovers
+from hybrid.cluster import STOP_TIMEOUT_S, OwnRay, dashboard_url, end_ray, start_ray, within
 from hybrid.errors import PlacementError
+from hybrid.package import Package, check_same, look, own_package
 from hybrid.process import as_process
 from hybrid.supervision import Call, Worker, collect, kill_all, stream
+from hybrid.waiting import told
 
 
 @dataclass(frozen=True)
@@ -41,9 +44,15 @@ class Pool:
     bundles: list[Bundle]
     processes_per_bundle: int
     log_dir: Path
-    owns_ray: bool
+    own_ray: OwnRay | None
+    """Where Ray was started for this pool alone."""
+    temp: Path
+    """Folder for temporary files of all processes."""
     dashboard_url: str | None = None
+    package: Package = field(default_factory=own_package)
     workers: list[Worker] = field(default_factory=list)
+    shared: set[Path] = field(default_factory=set)
+    """Files of /dev/shm that processes of this node had mapped when that was last noted."""
 
     @property
     def gpu_share(self) -> float:
@@ -69,7 +78,7 @@ class Pool:
             scheduling_strategy=PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=bundle.slot),
         )
         variables = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", **(env or {})}
-        handle = actor.remote(str(log_file), variables, *args, **(kwargs or {}))
+        handle = actor.remote(str(log_file), variables, str(self.temp), self.package, *args, **(kwargs or {}))
         worker = Worker(role=role, rank=rank, node=bundle.node, handle=handle, log_file=log_file)
         self.workers.append(worker)
         return worker
@@ -96,18 +105,25 @@ class Pool:
         """
         stream(calls, self.workers, what, timeout_s, arrived, check)
 
+    def note_shared(self) -> None:
+        """Note what the processes of this node have mapped of /dev/shm: whoever dies later cannot be asked."""
+        self.shared |= leftovers.shared_files(leftovers.family(w.log_file for w in self.workers))
+
     def stop(self) -> None:
-        """Kill every worker, give the bundles back, and end Ray when this run started it. Safe to call twice."""
-        if not ray.is_initialized():
-            return
-        within(STOP_TIMEOUT_S, self._stop)
+        """Kill every worker, give the bundles back, and end Ray when it was started for this pool. Nothing of the pool stays in temporary
+        folders or shared memory of this node. Safe to call twice."""
+        processes = leftovers.family(w.log_file for w in self.workers)
+        self.shared |= leftovers.shared_files(processes)
+        if ray.is_initialized():
+            within(STOP_TIMEOUT_S, self._stop)
+        leftovers.remove(processes, self.shared, self.temp)
 
     def _stop(self) -> None:
         kill_all(self.workers)
         self.workers.clear()
         remove_placement_group(self.group)
-        if self.owns_ray:
-            ray.shutdown()
+        if self.own_ray is not None:
+            end_ray(self.own_ray)
 
 
 class Holder:
@@ -130,23 +146,35 @@ def open_pool(
     Raises `PlacementError` with a table of what each node offers when the cluster lacks the GPUs, when the group is not placed within
     `timeout_s` seconds, or when it does not lie on exactly `num_nodes` nodes with `gpus_per_node` bundles each.
     """
-    owns_ray = start_ray(address=address, gpus=gpus_per_node, device=device, dashboard=dashboard)
+    own_ray = start_ray(
+        address=address,
+        gpus=gpus_per_node,
+        processes=processes_per_bundle,
+        device=device,
+        dashboard=dashboard,
+        timeout_s=timeout_s,
+    )
+    pool = None
     try:
         deadline = time.monotonic() + timeout_s
         _await_gpus(num_nodes, gpus_per_node, deadline, wait=address is not None)
         strategy = "STRICT_PACK" if num_nodes == 1 else "PACK"
         group = placement_group([{"GPU": 1, "CPU": 1}] * (num_nodes * gpus_per_node), strategy=strategy)
-        if not group.wait(timeout_seconds=max(1.0, deadline - time.monotonic())):
+        with told("waiting for the cluster to place the run"):
+            placed = group.wait(timeout_seconds=max(1.0, deadline - time.monotonic()))
+        if not placed:
             remove_placement_group(group)
             raise PlacementError(_short_of(num_nodes, gpus_per_node, f"no placement within {timeout_s:.0f} s"))
-        pool = Pool(
-            group, [], processes_per_bundle, log_dir.absolute(), owns_ray, dashboard_url() if dashboard else None
-        )
+        url = dashboard_url() if dashboard else None
+        temp = leftovers.make_temp_folder()
+        pool = Pool(group, [], processes_per_bundle, log_dir.absolute(), own_ray, temp, url)
         pool.bundles = _order_bundles(pool, num_nodes, gpus_per_node, max(10.0, deadline - time.monotonic()))
         return pool
     except BaseException:
-        if owns_ray:
-            ray.shutdown()
+        if pool is not None:
+            pool.stop()
+        elif own_ray is not None:
+            end_ray(own_ray)
         raise
 
 
@@ -181,21 +209,23 @@ def _short_of(num_nodes: int, gpus_per_node: int, why: str) -> str:
 
 
 def _order_bundles(pool: Pool, num_nodes: int, gpus_per_node: int, timeout_s: float) -> list[Bundle]:
-    """Ask a small task in each bundle for its node and GPU, check the shape, and sort by node, then GPU."""
+    """Ask a small task in each bundle for its node, GPU and copy of this package, check them, and sort by node, then GPU."""
     count = num_nodes * gpus_per_node
     node_of_slot = placement_group_table(pool.group)["bundles_to_node_id"]
     address = {n["NodeID"]: n["NodeManagerAddress"] for n in ray.nodes()}
-    probe = ray.remote(max_calls=0)(_own_gpu)  # its process is used again
+    probe = ray.remote(max_calls=0)(_probe())  # its process is used again
     placed = [PlacementGroupSchedulingStrategy(pool.group, placement_group_bundle_index=slot) for slot in range(count)]
     probes = [probe.options(num_gpus=0.01, num_cpus=0.01, scheduling_strategy=place).remote() for place in placed]
     try:
-        gpu_ids = ray.get(probes, timeout=timeout_s)
+        gpu_ids, packages = zip(*ray.get(probes, timeout=timeout_s), strict=True)
     except GetTimeoutError as error:
         raise PlacementError(f"The processes that probe the bundles did not start within {timeout_s:.0f} s.") from error
     except RayError as error:
         raise PlacementError(
             f"Processes cannot start in the bundles; is hybrid installed on every node? {error}"
         ) from error
+    for slot, found in enumerate(packages):
+        check_same(pool.package, found, f"node {address[node_of_slot[slot]]}")
     per_node: dict[str, int] = {}
     for slot in range(count):
         per_node[node_of_slot[slot]] = per_node.get(node_of_slot[slot], 0) + 1
@@ -207,5 +237,13 @@ def _order_bundles(pool: Pool, num_nodes: int, gpus_per_node: int, timeout_s: fl
     return [Bundle(rank, address[node_of_slot[slot]], gpu_ids[slot], slot) for rank, slot in enumerate(order)]
 
 
-def _own_gpu() -> str:
-    return ray.get_runtime_context().get_accelerator_ids()["GPU"][0]
+def _probe() -> Callable[[], tuple[str, tuple[str, str]]]:
+    """A task that needs nothing of hybrid, of which another copy may be found where it runs."""
+    looked = look
+
+    def probe() -> tuple[str, tuple[str, str]]:
+        import ray
+
+        return ray.get_runtime_context().get_accelerator_ids()["GPU"][0], looked()
+
+    return probe

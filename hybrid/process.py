@@ -12,6 +12,8 @@ from typing import Any
 import ray
 
 from hybrid.garbage import pause_gc
+from hybrid.leftovers import use_temp_folder
+from hybrid.package import Package, check_same, look, take_over_path
 from hybrid.telemetry.spans import Spans
 from hybrid.telemetry.timeline import ProcessTrace
 from hybrid.text import log_in_utf8
@@ -28,9 +30,12 @@ def as_process(cls: type):
     module, name = cls.__module__, cls.__qualname__
 
     class Process:
-        def __init__(self, log_file: str, env: dict[str, str], *args, **kwargs):
+        def __init__(self, log_file: str, env: dict[str, str], temp: str, package: Package, *args, **kwargs):
             _redirect_output(log_file)
             os.environ.update(env)
+            check_same(package, look(), f"node {ray.util.get_node_ip_address()}")
+            take_over_path(package)
+            use_temp_folder(temp)
             pause_gc()
             self.spans = Spans()
             self.inner = getattr(importlib.import_module(module), name)(*args, **kwargs)

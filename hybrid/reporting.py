@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -137,7 +138,9 @@ class Reporter:
         try:
             page, _, doc = write_report(self.run_dir)
         except Exception as error:
-            self.console.warn(f"the memory report was not made: {error!r}. `hybrid report {self.run_dir}` tries again.")
+            self.console.warn(
+                f"the memory report was not made: {error!r}. `hybrid report {_quoted(self.run_dir)}` tries again."
+            )
             return None
         return page, short_form(doc)
 
@@ -160,13 +163,17 @@ def _title(cfg: RunConfig) -> str:
     return f"{algorithm} on {cfg.data.train}, {gpus}, ZeRO-{cfg.actor.zero_stage}"
 
 
+def _quoted(path: Path) -> str:
+    return shlex.quote(str(path))
+
+
 def _next_commands(cfg: RunConfig, run_dir: Path) -> list[tuple[str, str]]:
-    again = f"hybrid train {run_dir / 'profile.yaml'} logging.name=null"
+    again = f"hybrid train {_quoted(run_dir / 'profile.yaml')} logging.name=null"
     if cfg.rollout.record is not None:
         again += " rollout.record=null"
     longer = [(f"{again} train.steps={2 * cfg.train.steps}", "train twice as long")] if cfg.uses_engines else []
     return [
-        (f"tail -n 4 {run_dir / 'samples.jsonl'}", "read the last rollouts"),
+        (f"tail -n 4 {_quoted(run_dir / 'samples.jsonl')}", "read the last rollouts"),
         *longer,
         (f"{again} memory.policy=swap_all", "compare with all moving that can"),
     ]

@@ -160,7 +160,7 @@ def open_session(cfg: RunConfig, run_dir: Path) -> Iterator[Session]:
         pool = open_pool(
             num_nodes=cfg.cluster.num_nodes,
             gpus_per_node=cfg.cluster.gpus_per_node,
-            processes_per_bundle=len(cfg.roles) + cfg.uses_engines,
+            processes_per_bundle=cfg.processes_per_gpu,
             device=cfg.cluster.device,
             log_dir=run_dir / "logs",
             address=cfg.cluster.address,

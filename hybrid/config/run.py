@@ -97,6 +97,11 @@ class RunConfig(Section):
         return tuple(role for role, wanted in used.items() if wanted)
 
     @property
+    def processes_per_gpu(self) -> int:
+        """Processes that share a GPU: one of each role, and an engine's."""
+        return len(self.roles) + self.uses_engines
+
+    @property
     def samples_per_step(self) -> int:
         """Responses of a rollout."""
         return self.train.prompts_per_step * self.rollout.samples_per_prompt

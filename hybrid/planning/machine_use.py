@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from hybrid.config import RunConfig
 from hybrid.planning.facts import MIB, MachineFacts
+from hybrid.surroundings import OBJECT_STORE_BYTES
 
 HOST_ROLE, HOST_ENGINE, HOST_DRIVER = 1300 * MIB, 1800 * MIB, 900 * MIB
 """Host memory of a process of a CUDA run and of the driver; stated, not measured."""
-OBJECT_STORE_BYTES = 512 * MIB
-"""As `hybrid.pool` asks of Ray; importing that would start half of Ray for a plan."""
 RAY_BYTES = 1000 * MIB
 """Ray's own processes on a node (GCS, raylet, dashboard)."""
 

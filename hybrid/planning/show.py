@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -80,7 +82,7 @@ def suggestion_lines(plan: Plan, found: list[Suggestion]) -> list[str]:
     else:
         lines = ["Single changes that make it fit, each planned again:"]
     for each in found:
-        lines.append(f"  {' '.join(each.overrides)}  ({'; '.join(_costs(plan, each.plan))})")
+        lines.append(f"  {shlex.join(each.overrides)}  ({'; '.join(_costs(plan, each.plan))})")
     return lines
 
 

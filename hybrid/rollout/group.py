@@ -55,6 +55,7 @@ class EngineGroup:
             for bundle in bundles[1:]:
                 self.pool.spawn(Holder, role=f"{ROLE}-holder", rank=bundle.rank, bundle=bundle)
         stats = self._all("start", what="starting the engines", timeout_s=timeout_s)
+        self.pool.note_shared()
         self._counted = {part: max(s["counted_bytes"][part] for s in stats) for part in PARTS}
 
     def generate(

@@ -18,6 +18,7 @@ from rich.text import Text
 
 from hybrid.telemetry.stream import QuietStream
 from hybrid.telemetry.summary import SummaryData, clock, shown_path, summary_parts
+from hybrid.waiting import Ticker
 
 SPINNER_HZ = 4
 RECENT_STEPS = 10
@@ -47,6 +48,8 @@ class Console:
         self._spinner = Spinner("dots" if self._out.encoding.startswith("utf") else "line", style="cyan")
         movable = self._out.is_terminal and not self._out.is_dumb_terminal
         self._live: Live | None = None
+        self._ticker: Ticker | None = None
+        """Says now and then that a stage lasts, where no bar shows it."""
         if mode != "lines" and movable:
             self._live = Live(get_renderable=self._render, console=self._out, refresh_per_second=SPINNER_HZ)
 
@@ -58,6 +61,7 @@ class Console:
 
     def stop(self) -> None:
         """Freeze the bar and give the cursor back. May be called twice; anything shown later is plain."""
+        self._end_ticker()
         if self._live is not None:
             self._live.stop()
             self._live = None
@@ -77,6 +81,7 @@ class Console:
         self._stage = text
         if self._live is None:
             self._print(f"{text} ...")
+            self._ticker = Ticker(lambda seconds: self._print(f"{text} ... {seconds:.0f} s"))
 
     def phase(self, name: str) -> None:
         """What the run does from now on; only a bar shows it."""
@@ -123,9 +128,15 @@ class Console:
             self._live.start()
 
     def _end_stage(self) -> None:
+        self._end_ticker()
         if self._stage and self._live is not None:
             self._print(Text.assemble(f"{self._stage}  ", (f"{time.monotonic() - self._since:.0f} s", "dim")))
         self._stage = ""
+
+    def _end_ticker(self) -> None:
+        if self._ticker is not None:
+            self._ticker.stop()
+            self._ticker = None
 
     def _print(self, content: str | Text) -> None:
         # As Text: a message may hold brackets, which are not markup.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,7 +43,7 @@ class WandbRun:
             wandb.teardown()
         except Exception as error:
             self._warn(
-                f"wandb did not take everything: {_first_line(error)}. Upload it later with `wandb sync {self.folder}`; "
+                f"wandb did not take everything: {_first_line(error)}. Upload it later with `wandb sync {shlex.quote(str(self.folder))}`; "
                 "metrics.jsonl is complete."
             )
 

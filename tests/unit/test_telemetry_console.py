@@ -58,6 +58,35 @@ def test_plain_lines_where_there_is_no_terminal(tmp_path, monkeypatch):
     ]
 
 
+def test_a_long_stage_says_that_it_lasts_and_how_long(monkeypatch):
+    tickers = []
+
+    class Ticker:
+        def __init__(self, say):
+            self.say, self.stopped = say, False
+            tickers.append(self)
+
+        def stop(self):
+            self.stopped = True
+
+    def use(console):
+        console.stage("starting 2 engines")
+        tickers[0].say(20.3)
+        tickers[0].say(40.2)
+        console.stage("loading the actor")
+        assert tickers[0].stopped and not tickers[1].stopped
+        console.phase("generate")
+        assert tickers[1].stopped
+
+    monkeypatch.setattr("hybrid.telemetry.console.Ticker", Ticker)
+    assert lines_of(use) == [
+        "starting 2 engines ...",
+        "starting 2 engines ... 20 s",
+        "starting 2 engines ... 40 s",
+        "loading the actor ...",
+    ]
+
+
 def test_a_step_without_figures_is_still_a_line():
     (line,) = lines_of(lambda c: c.step({"step": 3, "reward/mean": None, "time/step": 2.0}), mode="lines")
     assert line.startswith("step 3/")

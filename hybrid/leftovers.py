@@ -1,0 +1,130 @@
+"""What a run would leave in temporary folders and in shared memory, and its removal.
+
+Processes of a run that are killed cannot remove what they made. So each has a temporary folder of the run (`TMPDIR`), and what it mapped
+of /dev/shm is noted while it lives and removed when nobody maps it any more.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from hybrid.surroundings import SHARED_FOLDER, temp_folder
+
+END_S = 5.0
+"""For killed processes to be gone."""
+LOG_LINES = 8
+LOG_BYTES = 16 * 2**20
+"""A larger log of Ray is not copied."""
+FAILED_LOGS = ("raylet.err", "gcs_server.err", "raylet.out", "gcs_server.out", "dashboard.err")
+
+
+def make_temp_folder() -> Path:
+    """A new folder for the processes of a run: below Ray's, whose path is short enough for sockets."""
+    return Path(tempfile.mkdtemp(prefix="hybrid-", dir=existing(temp_folder()[1])))
+
+
+def existing(folder: str) -> str:
+    """`folder`, or /tmp where that is no folder to write to, which matters only when Ray itself runs elsewhere."""
+    return folder if os.path.isabs(folder) and os.access(folder, os.W_OK) else "/tmp"
+
+
+def use_temp_folder(folder: str) -> None:
+    """Let this process and its children keep their temporary files in `folder`, on a node where that can be made."""
+    with suppress(OSError):
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        os.environ["TMPDIR"] = os.environ["VLLM_RPC_BASE_PATH"] = folder
+        tempfile.tempdir = None  # it remembers the first answer
+
+
+def family(log_files: Iterable[Path]) -> list[psutil.Process]:
+    """The processes of this node whose number is the first line of a log, as `hybrid.process` writes it, and all below them."""
+    found = []
+    for file in log_files:
+        with suppress(OSError, ValueError, psutil.Error):
+            with file.open() as lines:
+                process = psutil.Process(int(lines.readline().removeprefix("pid ")))
+            found += [process, *process.children(recursive=True)]
+    return found
+
+
+def shared_files(processes: Iterable[psutil.Process]) -> set[Path]:
+    """Files of /dev/shm that any of `processes` maps, and that have a name still."""
+    found = set()
+    for process in processes:
+        with suppress(OSError):
+            for line in Path(f"/proc/{process.pid}/maps").read_text().splitlines():
+                _, here, name = line.partition(f"{SHARED_FOLDER}/")
+                if here and not name.endswith(" (deleted)"):
+                    found.add(SHARED_FOLDER / name)
+    return found
+
+
+def remove(processes: list[psutil.Process], files: set[Path], folder: Path | None) -> None:
+    """Wait for the end of killed `processes`, then remove `folder` and those of their shared `files` that nobody maps."""
+    psutil.wait_procs(processes, timeout=END_S)
+    there = {file for file in files if file.exists()}
+    if there:
+        for file in there - shared_files(psutil.process_iter()):
+            with suppress(OSError):
+                file.unlink()
+    if folder is not None:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def clear_session(session: Path, logs: Path | None) -> None:
+    """Remove the folder of a Ray that has ended, and its link. What it logged is copied to `logs`/ray first, where that is given."""
+    if logs is not None:
+        with suppress(OSError, shutil.Error):
+            shutil.copytree(session / "logs", logs / "ray", ignore=_too_large, dirs_exist_ok=True)
+    deadline = time.monotonic() + END_S
+    while session.exists() and time.monotonic() < deadline:  # its last processes may still write
+        shutil.rmtree(session, ignore_errors=True)
+        time.sleep(0.1 if session.exists() else 0)
+    with suppress(OSError):
+        link = session.parent / "session_latest"
+        if link.is_symlink() and not link.exists():
+            link.unlink()
+        session.parent.rmdir()  # only an empty one goes
+
+
+def _too_large(folder: str, names: list[str]) -> list[str]:
+    return [name for name in names if _size(Path(folder) / name) > LOG_BYTES]
+
+
+def _size(file: Path) -> int:
+    try:
+        return 0 if file.is_dir() else file.stat().st_size
+    except OSError:
+        return LOG_BYTES + 1
+
+
+def failed_start(folder: Path, began: float) -> list[str]:
+    """Remove sessions that a start of Ray by this process left in `folder` since `began` (seconds of the clock); returns what they logged
+    last."""
+    said: list[str] = []
+    for session in folder.glob(f"session_*_{os.getpid()}"):
+        with suppress(OSError):
+            if session.stat().st_ctime >= began - 1:
+                said += _last_words(session / "logs")
+                clear_session(session, None)
+    return said
+
+
+def _last_words(logs: Path) -> list[str]:
+    for name in FAILED_LOGS:
+        with suppress(OSError):
+            lines = [line for line in (logs / name).read_text(errors="replace").splitlines() if line.strip()]
+            worst = [line for line in lines if " E " in line or " C " in line or "rror" in line] or lines
+            if name.endswith(".out") and worst is lines:
+                continue
+            if worst:
+                return [f"Last lines of Ray's {name}:", *(f"  {line[:300]}" for line in worst[-LOG_LINES:])]
+    return []
