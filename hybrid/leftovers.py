@@ -48,11 +48,17 @@ def family(log_files: Iterable[Path]) -> list[psutil.Process]:
     """The processes of this node whose number is the first line of a log, as `hybrid.process` writes it, and all below them."""
     found = []
     for file in log_files:
-        with suppress(OSError, ValueError, psutil.Error):
-            with file.open() as lines:
-                process = psutil.Process(int(lines.readline().removeprefix("pid ")))
-            found += [process, *process.children(recursive=True)]
+        with suppress(OSError, ValueError), file.open() as lines:
+            found += tree(int(lines.readline().removeprefix("pid ")))
     return found
+
+
+def tree(pid: int) -> list[psutil.Process]:
+    """Process `pid` and all below it; empty when it is gone."""
+    with suppress(psutil.Error, OverflowError):
+        process = psutil.Process(pid)
+        return [process, *process.children(recursive=True)]
+    return []
 
 
 def shared_files(processes: Iterable[psutil.Process]) -> set[Path]:

@@ -38,8 +38,8 @@ class Ticker:
 
 @contextmanager
 def told(what: str, every_s: float = TELL_EVERY_S) -> Iterator[None]:
-    """Print "`what` ... N s" now and then while the body lasts."""
-    ticker = Ticker(lambda seconds: print(f"{what} ... {seconds:.0f} s", flush=True), every_s)
+    """Print "`what` ... N s" to stderr now and then while the body lasts; stdout may be read by a program."""
+    ticker = Ticker(lambda seconds: print(f"{what} ... {seconds:.0f} s", file=sys.stderr, flush=True), every_s)
     try:
         yield
     finally:

@@ -34,7 +34,7 @@ class Cluster(Section):
     """A running Ray cluster to join, `auto` for the one this node belongs to. null: start Ray here and end it with the
     run."""
     start_timeout_s: PositiveFloat = 120.0
-    """Seconds to wait for the cluster to offer the GPUs."""
+    """Seconds to wait for Ray to start or, with an address, for the cluster to answer; and again for it to offer the GPUs."""
     call_timeout_s: PositiveFloat = 1800.0
     """Seconds that one call to a role or an engine may take before the run is ended with a diagnosis."""
     threads_per_process: Positive | Auto = "auto"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 from typing import Any
 
+from hybrid.leftovers import make_temp_folder, remove, shared_files, tree, use_temp_folder
 from hybrid.rollout.engine import Engine
 from hybrid.rollout.requests import EngineOptions
 
@@ -17,7 +18,8 @@ class EngineProcess:
     def __init__(self, options: EngineOptions):
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, options))
+        self._temp = make_temp_folder()
+        self._process = context.Process(target=_serve, args=(theirs, options, str(self._temp)))
         self._process.start()
 
     def __getattr__(self, method: str) -> Any:
@@ -32,10 +34,16 @@ class EngineProcess:
         return call
 
     def __enter__(self) -> EngineProcess:
-        self.start()
+        try:
+            self.start()
+        except BaseException as error:
+            self.__exit__(error)
+            raise
         return self
 
     def __exit__(self, *_error) -> None:
+        processes = tree(self._process.pid)
+        files = shared_files(processes)
         try:
             if _error == (None, None, None):
                 self.stop()
@@ -43,9 +51,12 @@ class EngineProcess:
             self._process.join(20)
         finally:
             self._process.kill()
+            self._process.join()
+            remove(processes, files, self._temp)
 
 
-def _serve(pipe, options: EngineOptions) -> None:
+def _serve(pipe, options: EngineOptions, temp: str) -> None:
+    use_temp_folder(temp)
     engine = Engine(options)
     while (call := pipe.recv()) is not None:
         method, args, kwargs = call

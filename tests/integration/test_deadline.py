@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -11,7 +12,8 @@ import time
 import pytest
 
 from hybrid.cluster import dashboard_url, within
-from hybrid.errors import DeadlineExceeded, RewardError
+from hybrid.errors import DeadlineExceeded, PlacementError, RewardError
+from hybrid.joining import await_cluster, find_cluster
 from hybrid.pool import open_pool
 
 
@@ -49,6 +51,15 @@ def test_a_missed_barrier_names_the_rank_and_dumps_its_stack(pool):
     assert "actor rank 1 on node" in message and "actor rank 0 on node" not in message
     assert "waits_for_godot" in message or "SYS_PTRACE" in message
     assert "memory.barrier_timeout_s" in message
+
+
+def test_c48_a_stale_address_is_left_after_the_timeout():
+    with socket.socket() as taken:  # bound, not listening: nothing answers, and nobody else takes it
+        taken.bind(("127.0.0.1", 0))
+        place = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(PlacementError) as error:
+            await_cluster(find_cluster("auto", {"RAY_ADDRESS": place}), 5)
+    assert f"RAY_ADDRESS={place}" in str(error.value) and "cluster.start_timeout_s=5 s" in str(error.value)
 
 
 def test_what_a_generator_yields_is_there_before_it_ends(pool):

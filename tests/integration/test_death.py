@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,15 +19,18 @@ from launch.tiny_models import make_tiny_llama
 from tests.integration.runs import profile
 
 START_S, END_S = 240, 30
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @contextmanager
-def running(folder: Path) -> Iterator[tuple[subprocess.Popen, list[psutil.Process]]]:
+def running(folder: Path, *overrides: str) -> Iterator[tuple[subprocess.Popen, list[psutil.Process]]]:
     """A run that trains for ever, past its first step, and all processes under it; afterwards none of them may be alive."""
     path = profile(folder, make_tiny_llama(folder / "model"))
-    command = [sys.executable, "-m", "hybrid.cli", "train", str(path), "train.steps=100000", "logging.name=run"]
+    command = [sys.executable, "-P", "-m", "hybrid.cli", "train", str(path), "train.steps=100000", "logging.name=run"]
     process = subprocess.Popen(
-        [*command, f"logging.runs_dir={folder}"],
+        [*command, f"logging.runs_dir={folder}", *overrides],
+        cwd=_shadowed(folder),
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -42,9 +46,10 @@ def running(folder: Path) -> Iterator[tuple[subprocess.Popen, list[psutil.Proces
     assert alive == []
 
 
-@pytest.mark.parametrize("victim", ["actor-1", "rollout-0"])
-def test_a_killed_process_ends_the_run_by_name(victim, tmp_path):
-    with running(tmp_path) as (process, _):
+@pytest.mark.parametrize(("victim", "tp"), [("actor-1", 1), ("rollout-0", 2)])
+def test_a_killed_process_ends_the_run_by_name(victim, tp, tmp_path):
+    """N5: what a killed engine's processes had in shared memory goes too, see conftest.py."""
+    with running(tmp_path, f"rollout.tensor_parallel_size={tp}") as (process, _):
         log = tmp_path / "run" / "logs" / f"{victim}.log"
         os.kill(int(log.read_text().split("\n", 1)[0].removeprefix("pid ")), signal.SIGKILL)
         output, _ = process.communicate(timeout=END_S)
@@ -61,6 +66,15 @@ def test_a_terminated_run_ends_in_order(send, tmp_path):
     assert process.returncode == 128 + signal.SIGTERM, output
     assert output.rstrip().endswith("interrupted") and "Traceback" not in output
     assert not (tmp_path / "run" / "swap").exists()
+
+
+def _shadowed(folder: Path) -> Path:
+    """C49: a working directory with another `hybrid/`. A run that gets past its first step has imported nothing of it, in no process."""
+    made = folder / "elsewhere" / "hybrid"
+    shutil.copytree(ROOT / "hybrid", made, ignore=shutil.ignore_patterns("__pycache__"))
+    for file in made.rglob("*.py"):
+        file.write_text("raise SystemExit('the working directory was imported')\n")
+    return made.parent
 
 
 def _await_steps(metrics, process) -> None:

@@ -24,7 +24,7 @@ def test_a_wait_says_that_it_lasts(capsys):
     ticker.stop()
     ticker.stop()
     with told("starting Ray", every_s=0.01):
-        while not (out := capsys.readouterr().out):
+        while not (out := capsys.readouterr().err):
             time.sleep(0.01)
     assert out.startswith("starting Ray ... 0 s\n")
 
@@ -33,7 +33,7 @@ def test_a_short_wait_says_nothing(capsys):
     assert TELL_EVERY_S == 20
     with told("starting Ray"):
         pass
-    assert capsys.readouterr().out == ""
+    assert capsys.readouterr().err == ""
 
 
 def test_c48_a_wait_that_lasts_too_long_is_interrupted():
