@@ -44,6 +44,14 @@ def use_temp_folder(folder: str) -> None:
         tempfile.tempdir = None  # it remembers the first answer
 
 
+def keep_caches() -> None:
+    """Let torch keep compiled code where other caches are: when it is imported it makes a folder, else in the temporary one."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "hybrid" / "torchinductor"
+    with suppress(OSError):
+        cache.mkdir(parents=True, exist_ok=True)
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache))
+
+
 def family(log_files: Iterable[Path]) -> list[psutil.Process]:
     """The processes of this node whose number is the first line of a log, as `hybrid.process` writes it, and all below them."""
     found = []

@@ -116,14 +116,14 @@ class Pool:
         self.shared |= leftovers.shared_files(processes)
         if ray.is_initialized():
             within(STOP_TIMEOUT_S, self._stop)
+        if self.own_ray is not None:
+            end_ray(self.own_ray)
         leftovers.remove(processes, self.shared, self.temp)
 
     def _stop(self) -> None:
         kill_all(self.workers)
         self.workers.clear()
         remove_placement_group(self.group)
-        if self.own_ray is not None:
-            end_ray(self.own_ray)
 
 
 class Holder:

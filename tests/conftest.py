@@ -8,11 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from hybrid.leftovers import keep_caches
+
 ROOT = Path(__file__).resolve().parent.parent
 SECONDS = {"unit": 60, "integration": 600, "gpu": 900, "e2e": 3600, "benchmarks": 3600}
 """Deadline of one test by folder, where the test sets none."""
 NOT_IN_UNIT_TESTS = ("ray", "vllm")
 """Imports of seconds each: a unit test that needs one is an integration test."""
+
+
+keep_caches()  # before any test file imports torch
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

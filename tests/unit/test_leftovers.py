@@ -16,6 +16,7 @@ from hybrid.leftovers import (
     clear_session,
     failed_start,
     family,
+    keep_caches,
     make_temp_folder,
     remove,
     shared_files,
@@ -91,6 +92,20 @@ def test_n5_processes_keep_temporary_files_in_the_runs_folder(tmp_path, monkeypa
     assert tempfile.gettempdir() == os.environ["VLLM_RPC_BASE_PATH"] == str(tmp_path / "not" / "there")
     use_temp_folder("/proc/none")
     assert os.environ["TMPDIR"] == str(tmp_path / "not" / "there"), "what cannot be made is not used"
+
+
+def test_n5_torch_keeps_its_cache_out_of_the_temporary_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/as/the/user/said")
+    keep_caches()
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "/as/the/user/said"
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    keep_caches()
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "hybrid/torchinductor")
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/none")
+    keep_caches()
+    assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ
 
 
 def test_the_runs_folder_is_where_rays_is(tmp_path, monkeypatch):
