@@ -57,7 +57,7 @@ def find_cluster(address: str, environ: Mapping[str, str] = os.environ) -> Targe
 
 def _noted(note: Path) -> Target:
     try:
-        place = note.read_text().strip()
+        place = note.read_text(encoding="utf-8").strip()
     except (OSError, ValueError):
         place = ""
     if not place:
@@ -77,7 +77,7 @@ def await_cluster(target: Target, timeout_s: float) -> None:
         try:
             done = subprocess.run(
                 command,
-                capture_output=True, text=True, errors="replace", timeout=left, stdin=subprocess.DEVNULL, env=environ,
+                capture_output=True, text=True, encoding="utf-8", errors="replace", timeout=left, stdin=subprocess.DEVNULL, env=environ,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
             break

@@ -56,7 +56,7 @@ def family(log_files: Iterable[Path]) -> list[psutil.Process]:
     """The processes of this node whose number is the first line of a log, as `hybrid.process` writes it, and all below them."""
     found = []
     for file in log_files:
-        with suppress(OSError, ValueError), file.open() as lines:
+        with suppress(OSError, ValueError), file.open(encoding="utf-8") as lines:
             found += tree(int(lines.readline().removeprefix("pid ")))
     return found
 
@@ -74,7 +74,7 @@ def shared_files(processes: Iterable[psutil.Process]) -> set[Path]:
     found = set()
     for process in processes:
         with suppress(OSError):
-            for line in Path(f"/proc/{process.pid}/maps").read_text().splitlines():
+            for line in Path(f"/proc/{process.pid}/maps").read_text(encoding="utf-8").splitlines():
                 _, here, name = line.partition(f"{SHARED_FOLDER}/")
                 if here and not name.endswith(" (deleted)"):
                     found.add(SHARED_FOLDER / name)
@@ -135,7 +135,11 @@ def failed_start(folder: Path, began: float) -> list[str]:
 def _last_words(logs: Path) -> list[str]:
     for name in FAILED_LOGS:
         with suppress(OSError):
-            lines = [line for line in (logs / name).read_text(errors="replace").splitlines() if line.strip()]
+            lines = [
+                line
+                for line in (logs / name).read_text(encoding="utf-8", errors="replace").splitlines()
+                if line.strip()
+            ]
             worst = [line for line in lines if " E " in line or " C " in line or "rror" in line] or lines
             if name.endswith(".out") and worst is lines:
                 continue

@@ -141,7 +141,7 @@ def _token(environ: Mapping[str, str]) -> Iterator[str]:
 
 def _has_text(file: Path) -> bool:
     try:
-        return bool(file.read_text().strip())
+        return bool(file.read_text(encoding="utf-8").strip())
     except (OSError, ValueError):
         return False
 

@@ -136,6 +136,6 @@ def _whole(text: str) -> int | None:
 
 def _read(file: Path) -> str:
     try:
-        return file.read_text(errors="replace")
+        return file.read_text(encoding="utf-8", errors="replace")
     except (OSError, ValueError):
         return ""
