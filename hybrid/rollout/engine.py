@@ -45,7 +45,8 @@ class Engine:
         try:
             self.llm = vllm_setup.build(self.options)
         except ValueError as error:
-            raise RolloutError(f"vLLM refuses to start with {self.options}: {error}") from error
+            hint = vllm_setup.foreign_variables(self.options, os.environ)
+            raise RolloutError(f"vLLM refuses to start with {self.options}: {error}{hint}") from error
         self._expected = checkpoint_shapes(vllm_setup.model_folder(self.options.model_path))
         self._tied_head = bool(getattr(self.llm.model_config.hf_text_config, "tie_word_embeddings", False))
         self.resident = set(PARTS)

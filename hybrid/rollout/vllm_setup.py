@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,8 @@ if TYPE_CHECKING:
 
 CUDA_UTILISATION = 0.05
 """vLLM refuses to start unless this share of the GPU is free, even when the KV cache is given in bytes; it has no other use then."""
+SET_HERE = ("VLLM_RPC_BASE_PATH",)
+"""Variables that `hybrid.leftovers` sets."""
 BACKEND = {"cpu": "shm", "cuda": "ipc"}
 """Weight transfer backend of each platform, on both sides."""
 
@@ -32,6 +35,16 @@ def environment(options: EngineOptions) -> dict[str, str]:
         env["CUDA_VISIBLE_DEVICES"] = ",".join(options.gpu_ids)
     # Their workspaces lie outside the pool that sleep empties, and would stay on the GPU.
     return env | {"VLLM_ALLREDUCE_USE_FLASHINFER": "0", "VLLM_ALLREDUCE_USE_SYMM_MEM": "0"}
+
+
+def foreign_variables(options: EngineOptions, environ: Mapping[str, str]) -> str:
+    """A hint at variables that vLLM reads and that are not ours: it does not name one whose value it cannot use. Empty without any."""
+    ours = environment(options)
+    names = sorted(name for name in environ if name.startswith("VLLM_") and name not in ours and name not in SET_HERE)
+    if not names:
+        return ""
+    given = ", ".join(f"{name}={environ[name]}" for name in names)
+    return f"\nThese variables of vLLM are set: {given}. Try without them: unset {' '.join(names)}"
 
 
 def build(options: EngineOptions) -> LLM:

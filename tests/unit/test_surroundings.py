@@ -15,6 +15,8 @@ import pytest
 
 from hybrid import surroundings
 from hybrid.errors import ConfigError, SurroundingsError
+from hybrid.rollout.requests import EngineOptions
+from hybrid.rollout.vllm_setup import environment, foreign_variables
 from hybrid.surroundings import check_surroundings, ray_cores, temp_folder
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -198,3 +200,11 @@ def test_c44_the_command_says_so_and_ends_with_2(profile, hybrid_command, monkey
     assert done.exit_code == 2, done.output
     assert "TMPDIR is too long: set RAY_TMPDIR to a short path" in done.stderr
     assert not list(tmp_path.glob("**/runs/*")), "nothing was started"
+
+
+def test_variables_of_vllm_are_named_where_it_refuses_to_start():
+    options = EngineOptions("model", "float32", "cpu", 2**20, 64)
+    ours = environment(options) | {"VLLM_RPC_BASE_PATH": "/tmp/hybrid-1", "PATH": "/bin"}
+    assert foreign_variables(options, ours) == ""
+    said = foreign_variables(options, ours | {"VLLM_ATTENTION_BACKEND": "NOPE"})
+    assert "VLLM_ATTENTION_BACKEND=NOPE" in said and "unset VLLM_ATTENTION_BACKEND" in said
