@@ -18,6 +18,7 @@ os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
 
 import ray
 
+from hybrid.config.cgroups import process_limit
 from hybrid.config.machine import cpu_cores
 from hybrid.errors import PlacementError
 from hybrid.joining import Target, await_cluster, find_cluster
@@ -34,6 +35,8 @@ ENDING = "ending Ray"
 
 BUSY = 1.5
 """Load over cores from which on other work is to blame."""
+FEW_PROCESSES = 1000
+"""The driver, GCS, raylet and an agent had 107 threads in a run on two logical GPUs, and workers come to it."""
 MIN_JOIN_S = 10.0
 """For joining a cluster that answers; what is left of the time may be less."""
 
@@ -168,7 +171,7 @@ def _join(target: Target, timeout_s: float) -> None:
 def _start(gpus: int, cores: int, device: str, dashboard: bool, timeout_s: float) -> OwnRay:
     began, settings = time.time(), _own_settings()
     late = PlacementError(
-        f"Ray did not start on this machine within cluster.start_timeout_s={timeout_s:g} s. {_busy()}"
+        f"Ray did not start on this machine within cluster.start_timeout_s={timeout_s:g} s. {_likely_cause()}"
     )
     try:
         with bounded(timeout_s, late), own_package_found():
@@ -186,7 +189,7 @@ def _start(gpus: int, cores: int, device: str, dashboard: bool, timeout_s: float
         if isinstance(error, PlacementError) or not isinstance(error, Exception):
             raise
         raise PlacementError(
-            "\n".join(["Ray did not start on this machine: " + _text(error), *said, *settings, _busy()])
+            "\n".join(["Ray did not start on this machine: " + _text(error), *said, *settings, _likely_cause()])
         ) from error
     return OwnRay(Path(context.address_info["session_dir"]))
 
@@ -204,9 +207,11 @@ def _own_settings() -> list[str]:
     return [f"These variables of Ray are set: {', '.join(names)}. Try without them: env {unset} hybrid ..."]
 
 
-def _busy() -> str:
-    """Whether other work may be why Ray, which gives itself 30 seconds, was too slow."""
-    load, cores = os.getloadavg()[0], cpu_cores()
+def _likely_cause() -> str:
+    """What keeps Ray, which gives itself 30 seconds, from starting where its own error does not say."""
+    load, cores, most = os.getloadavg()[0], cpu_cores(), process_limit()
+    if most is not None and most < FEW_PROCESSES:
+        return f"Its control group allows this process {most} processes and threads; Ray needs hundreds. Raise the limit (pids.max)."
     if load > BUSY * cores:
         return f"Other work keeps the cores busy (load {load:.0f} on {cores}): start again when it has ended."
     return "Start again; if it fails again, try `ray start --head --block` by itself."

@@ -11,6 +11,7 @@ from hybrid.cluster import running_ray
 from hybrid.config import RunConfig
 from hybrid.garbage import pause_gc, resume_gc
 from hybrid.leftovers import keep_caches
+from hybrid.waiting import told
 
 
 def launch(cfg: RunConfig, run_dir: Path) -> None:
@@ -29,7 +30,8 @@ def launch(cfg: RunConfig, run_dir: Path) -> None:
         timeout_s=cluster.start_timeout_s,
         logs=run_dir / "logs",
     ):
-        importing.join()
+        with told("loading torch and the trainer"):
+            importing.join()
         from hybrid.trainer import train
 
         resume_gc()

@@ -5,6 +5,7 @@ A rule names the keys it reads; it is left out while one of them is itself in er
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -53,8 +54,13 @@ def gpus_are_found(cfg: RunConfig) -> Finding | None:
     if cfg.cluster.gpus_per_node == 0:
         return (
             "cluster.gpus_per_node: auto finds no CUDA GPU here, and cluster.device is cuda",
-            "Give the number of GPUs per node, or set cluster.device=cpu.",
+            _hidden_gpus() + "Give the number of GPUs per node, or set cluster.device=cpu.",
         )
+
+
+def _hidden_gpus() -> str:
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return "" if hidden is None else f"CUDA_VISIBLE_DEVICES={hidden} may hide them: unset it. "
 
 
 @rule("rollout.tensor_parallel_size", "cluster.gpus_per_node")

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from hybrid import surroundings
+from hybrid.config import machine
 from hybrid.errors import ConfigError, SurroundingsError
 from hybrid.rollout.requests import EngineOptions
 from hybrid.rollout.vllm_setup import environment, foreign_variables
@@ -208,3 +209,13 @@ def test_variables_of_vllm_are_named_where_it_refuses_to_start():
     assert foreign_variables(options, ours) == ""
     said = foreign_variables(options, ours | {"VLLM_ATTENTION_BACKEND": "NOPE"})
     assert "VLLM_ATTENTION_BACKEND=NOPE" in said and "unset VLLM_ATTENTION_BACKEND" in said
+
+
+def test_gpus_that_a_variable_hides(profile, hybrid_command, monkeypatch):
+    monkeypatch.setattr(machine, "visible_gpus", lambda: 0)
+    overrides = "cluster.device=cuda", "cluster.gpus_per_node=auto"
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert "CUDA_VISIBLE" not in hybrid_command("train", profile, *overrides).stderr
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    done = hybrid_command("train", profile, *overrides)
+    assert done.exit_code == 2 and "CUDA_VISIBLE_DEVICES= may hide them: unset it." in done.stderr
