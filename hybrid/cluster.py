@@ -24,7 +24,7 @@ from hybrid.errors import PlacementError
 from hybrid.joining import Target, await_cluster, find_cluster
 from hybrid.leftovers import clear_session, failed_start
 from hybrid.package import own_package_found
-from hybrid.surroundings import OBJECT_STORE_BYTES, check_surroundings, raise_file_limit, ray_cores, temp_folder
+from hybrid.surroundings import GIVEN, OBJECT_STORE_BYTES, check_surroundings, raise_file_limit, ray_cores, temp_folder
 from hybrid.waiting import bounded, told
 
 STOP_TIMEOUT_S = 10
@@ -169,7 +169,7 @@ def _join(target: Target, timeout_s: float) -> None:
 
 
 def _start(gpus: int, cores: int, device: str, dashboard: bool, timeout_s: float) -> OwnRay:
-    began, settings = time.time(), _own_settings()
+    began = time.time()
     late = PlacementError(
         f"Ray did not start on this machine within cluster.start_timeout_s={timeout_s:g} s. {_likely_cause()}"
     )
@@ -189,22 +189,13 @@ def _start(gpus: int, cores: int, device: str, dashboard: bool, timeout_s: float
         if isinstance(error, PlacementError) or not isinstance(error, Exception):
             raise
         raise PlacementError(
-            "\n".join(["Ray did not start on this machine: " + _text(error), *said, *settings, _likely_cause()])
+            "\n".join(["Ray did not start on this machine: " + _text(error), *said, _likely_cause()])
         ) from error
     return OwnRay(Path(context.address_info["session_dir"]))
 
 
 def _text(error: Exception) -> str:
     return str(error) or type(error).__name__
-
-
-def _own_settings() -> list[str]:
-    """A hint at variables of Ray that are not ours."""
-    names = [name for name in os.environ if name.startswith("RAY_") and name not in NODE_ENV]
-    if not names:
-        return []
-    unset = shlex.join(arg for name in names for arg in ("-u", name))
-    return [f"These variables of Ray are set: {', '.join(names)}. Try without them: env {unset} hybrid ..."]
 
 
 def _likely_cause() -> str:
@@ -214,4 +205,7 @@ def _likely_cause() -> str:
         return f"Its control group allows this process {most} processes and threads; Ray needs hundreds. Raise the limit (pids.max)."
     if load > BUSY * cores:
         return f"Other work keeps the cores busy (load {load:.0f} on {cores}): start again when it has ended."
+    if names := [name for name in GIVEN if name in os.environ and name not in NODE_ENV]:
+        unset = shlex.join(arg for name in names for arg in ("-u", name))
+        return f"These variables of Ray are set: {', '.join(names)}. Try without them: env {unset} hybrid ..."
     return "Start again; if it fails again, try `ray start --head --block` by itself."

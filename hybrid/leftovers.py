@@ -18,8 +18,8 @@ import psutil
 
 from hybrid.surroundings import SHARED_FOLDER, temp_folder
 
-END_S = 5.0
-"""For killed processes to be gone."""
+GRACE_S, END_S = 1.0, 5.0
+"""For processes to be gone after Ray has killed those at the top, and after all have been killed."""
 LOG_LINES = 8
 LOG_BYTES = 16 * 2**20
 """A larger log of Ray is not copied."""
@@ -82,8 +82,13 @@ def shared_files(processes: Iterable[psutil.Process]) -> set[Path]:
 
 
 def remove(processes: list[psutil.Process], files: set[Path], folder: Path | None) -> None:
-    """Wait for the end of killed `processes`, then remove `folder` and those of their shared `files` that nobody maps."""
-    psutil.wait_procs(processes, timeout=END_S)
+    """End `processes`, whose roots have been killed, then remove `folder` and those of their shared `files` that nobody maps. Ray ends what
+    its workers started only some time after them."""
+    _, alive = psutil.wait_procs(processes, timeout=GRACE_S)
+    for process in alive:
+        with suppress(psutil.Error):
+            process.kill()
+    psutil.wait_procs(alive, timeout=END_S)
     there = {file for file in files if file.exists()}
     if there:
         for file in there - shared_files(psutil.process_iter()):

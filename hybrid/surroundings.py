@@ -20,6 +20,8 @@ from pathlib import Path
 from hybrid.errors import SurroundingsError
 from hybrid.files import nearest_there
 
+GIVEN = tuple(name for name in os.environ if name.startswith("RAY_"))
+"""Variables of Ray that the user has set. Ray, once imported, sets some itself."""
 SOCKET_BYTES = 107
 """Longest path of a socket; see unix(7)."""
 SESSION = "/ray/session_2000-01-01_00-00-00_000000_{pid}/sockets/plasma_store.1"

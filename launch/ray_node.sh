@@ -53,6 +53,8 @@ print(f"STORE={store}", *(f"{name}={value}" for name, value in NODE_ENV.items())
     options+=("--object-store-memory=$STORE" --block)
     check_token "$kind" "$venv"
 
+    # Else the first run that joins waits for a process on every core, and they are for nothing.
+    export RAY_prestart_worker_first_driver=0
     if [[ "$kind" == head ]]; then
         say "starting the head. When it is up: bash launch/ray_node.sh worker $(hostname):$port   on each other node, then here:"
         say "  hybrid train PROFILE cluster.address=auto cluster.num_nodes=N"
