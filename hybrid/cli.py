@@ -17,6 +17,7 @@ import hybrid
 from hybrid.config import SECTIONS, RunConfig, check_start, dump, load_run, placement, resolve
 from hybrid.config.violations import describe, section_class
 from hybrid.errors import ConfigError, DataError, HybridError
+from hybrid.leftovers import keep_caches
 from hybrid.text import escape_output, use_utf8
 
 EXAMPLES = """[bold]Examples[/bold]
@@ -98,6 +99,7 @@ def train(
         check_start(cfg)
         if not dry_run:
             _check_surroundings(cfg)
+            keep_caches()
         from hybrid.rewards.load import started_functions
 
         with started_functions(cfg):

@@ -10,14 +10,12 @@ from pathlib import Path
 from hybrid.cluster import running_ray
 from hybrid.config import RunConfig
 from hybrid.garbage import pause_gc, resume_gc
-from hybrid.leftovers import keep_caches
 from hybrid.waiting import told
 
 
 def launch(cfg: RunConfig, run_dir: Path) -> None:
     """`hybrid.trainer.train` of a resolved config; raises what it raises, and `PlacementError` when Ray cannot be started."""
     pause_gc()
-    keep_caches()
     importing = threading.Thread(target=_import_trainer, name="imports", daemon=True)
     importing.start()
     cluster = cfg.cluster
