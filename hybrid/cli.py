@@ -274,14 +274,17 @@ def main() -> None:
     escape_output()
     try:
         app()
-    except SystemExit as end:
+    except BaseException as end:
         if "ray" not in sys.modules:
             raise
         # Everything is stopped and written. Under load, what Ray leaves to the interpreter's teardown has turned status 1 into 0.
+        code = end.code if isinstance(end, SystemExit) else 1
         with suppress(OSError, ValueError):  # a reader that has gone
+            if not isinstance(end, SystemExit):
+                traceback.print_exc()
             sys.stdout.flush()
             sys.stderr.flush()
-        os._exit(end.code if isinstance(end.code, int) else int(end.code is not None))
+        os._exit(code if isinstance(code, int) else int(code is not None))
 
 
 if __name__ == "__main__":

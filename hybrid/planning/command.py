@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 
 from rich.console import Console
@@ -36,8 +37,8 @@ def plan_command(
     `calibrate` raises."""
     # Overrides last: what is suggested can be added to the command as it was given.
     cfg = resolve(load_run(profile, [*machine_overrides(gpu, nodes, gpus_per_node), *overrides]))
-    with started_functions(cfg):
-        pass  # a plan says what a start would refuse
+    with redirect_stdout(sys.stderr), started_functions(cfg):
+        pass  # a plan says what a start would refuse; what the user's files print is no part of it
     if gpu is not None and cfg.model.dtype == "bfloat16" and not find_gpu(gpu).has_bf16:
         raise ConfigError(
             f"--gpu {gpu}: it has no bf16. Add model.dtype=float32, or take a GPU of compute capability 8.0 or more."

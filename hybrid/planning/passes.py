@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -60,7 +63,7 @@ def packed_pass(
         logprobs, entropies = model(batch, temperature, with_entropy, entropy_gradient)
         return logprobs + entropies if with_entropy and entropy_gradient else logprobs
 
-    with model_errors(path):
+    with model_errors(path), _grouped_product(dtype):
         return trace(make, config.get_text_config().num_hidden_layers, run, backward, device)
 
 
@@ -77,7 +80,7 @@ def padded_pass(path: str, rows: int, width: int, *, dtype: torch.dtype, device:
     def make(layers: int) -> nn.Module:
         return build(with_layers(config, layers), "reward", dtype, None, trust_remote_code).eval()
 
-    with model_errors(path):
+    with model_errors(path), _grouped_product(dtype):
         return trace(make, config.get_text_config().num_hidden_layers, run, False, device)
 
 
@@ -93,6 +96,30 @@ def with_layers(config: Any, layers: int) -> Any:
     if getattr(text, "first_k_dense_replace", None):
         text.first_k_dense_replace = 0
     return changed
+
+
+class _Grouped(torch.autograd.Function):
+    """What the product of experts with their tokens keeps and allocates, without computing."""
+
+    @staticmethod
+    def forward(ctx, rows, weights):
+        ctx.save_for_backward(rows, weights)
+        return rows.new_empty(rows.shape[0], weights.shape[2])
+
+    @staticmethod
+    def backward(ctx, _gradient):
+        rows, weights = ctx.saved_tensors
+        return torch.empty_like(rows), torch.empty_like(weights)
+
+
+@contextmanager
+def _grouped_product(dtype: torch.dtype) -> Iterator[None]:
+    """torch multiplies experts in fp32 on CPU, but knows the shapes of that product in bf16 only."""
+    if dtype == torch.bfloat16:
+        yield
+        return
+    with patch.object(torch.nn.functional, "grouped_mm", lambda rows, weights, *, offs: _Grouped.apply(rows, weights)):
+        yield
 
 
 class _Flash(torch.autograd.Function):

@@ -10,7 +10,7 @@ from hybrid.data.sources import read_records
 from hybrid.data.tasks import eval_task, train_task
 
 OF_TASKS = ("entry",)
-"""What reward functions get of a reasoning_gym problem."""
+"""Columns of a reasoning_gym problem."""
 
 
 def columns_of(cfg: RunConfig, data: str, wanted: Collection[str]) -> list[str] | None:

@@ -1,6 +1,6 @@
 """A reward function as the scoring sees it: what it takes, and its replies to batches, whatever happens in it.
 
-A user's function runs in processes of its own (user.py); what comes with hybrid runs in a thread here.
+A user's function runs in processes of its own (user.py); hybrid's own run in a thread here.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ Batch = dict[str, list]
 """Arguments by name, one item per sample: prompts, responses, labels, token_ids and the data's columns."""
 
 Reply = dict[str, Any]
-"""One of `scores`: a list of floats, and texts that show what is not a finite number; `returned`: shows what is not a list;
-`raised`: as `plain.raised` tells; `bad`: the number of a sample that cannot be scored, and why; `hung` and `ended`: where and how."""
+"""One of these. `scores`: a list of floats, with texts in the places of values that are not finite numbers. `returned`: shows a value
+that is not a list.
+`raised`: as `plain.raised` tells. `bad`: the number of a sample that cannot be scored, and why. `hung` and `ended`: where and how."""
 
 
 class Parameter(NamedTuple):
@@ -55,7 +56,7 @@ class Caller(Protocol):
     """How many calls may be under way."""
 
     def ask(self, number: int, positional: list, keywords: Batch, count: int, timeout_s: float) -> Callable[[], Reply]:
-        """Start call `number` for `count` responses. What is returned waits for the reply; neither raises."""
+        """Start call `number` for `count` responses. The result waits for the reply. Neither raises."""
 
     def close(self) -> None:
         """End what calls the function."""

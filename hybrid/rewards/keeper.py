@@ -3,7 +3,7 @@
 `python keeper.py LIFE STATUS SCRIPT ARGUMENT...` forks: the child becomes the main thread that runs SCRIPT, the parent keeps it.
 LIFE and STATUS are descriptors of pipes. LIFE ends when whoever started this lets go or dies, by SIGKILL too: the child then has
 LEAVE_S to end by itself. A byte in LIFE asks for its end at once. STATUS gets the child's exit code, or minus its signal, when it ends.
-Afterwards everything that the child started is killed, also what left its process group: orphans come to this process, as it is their
+Afterwards it kills everything that the child started, also processes that left its group. They come to it as orphans, because it is their
 subreaper (prctl(2)).
 
 Run by path, so it imports nothing of hybrid.
@@ -88,7 +88,7 @@ def _ended_within(child: int, seconds: float) -> int | None:
 
 
 def _end_all(child: int) -> None:
-    """Kill what is left, until there is nothing; what a killed process had started comes here with the next round."""
+    """Kill the processes that are left, until there are none. Those that a killed one had started come here with the next round."""
     for _ in range(200):
         with contextlib.suppress(OSError):
             os.killpg(child, signal.SIGKILL)

@@ -22,8 +22,11 @@ LONGEST_TEXT = 2000
 
 
 def listed(result: Any, count: int) -> list | None:
-    """What a function returned for `count` responses as a list: arrays and tensors, also of shape (count, 1), lists, tuples, generators and
-    the like, of which at most count + 1 are taken. None for what has no order or is a text or a single value."""
+    """The result of a function for `count` responses, as a list.
+
+    Arrays and tensors, also of shape (count, 1), lists, tuples, and iterators, of which at most count + 1 items are taken. None for a text,
+    a single value and a collection without order.
+    """
     if hasattr(result, "tolist"):  # numpy, torch, pandas
         shape = tuple(getattr(result, "shape", ()))
         if len(shape) == 2 and shape[1] == 1:

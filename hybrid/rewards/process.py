@@ -83,7 +83,7 @@ class Process:
         )
 
     def about(self) -> dict[str, Any]:
-        """What the function takes, or what is wrong with it, as child.py tells. Raises `Hung` and `Ended`."""
+        """The parameters of the function, or the mistake in it, as child.py tells. Raises `Hung` and `Ended`."""
         if self._about is None:
             left = self._started + self._start_s - time.monotonic()
             self._about = self._receive(left)

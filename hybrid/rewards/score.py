@@ -14,7 +14,7 @@ from hybrid.rewards.user import OWN_NAMES
 
 
 class Part(NamedTuple):
-    """What one process was asked: its number, and the places of its samples in the batch."""
+    """The share of one process: its number, and the places of its samples in the batch."""
 
     process: int
     places: list[int]
@@ -65,7 +65,7 @@ def batch_of(samples: Sequence[Sample]) -> Batch:
         "prompts": [s.prompt.text for s in samples],
         "responses": [s.text for s in samples],
         "labels": [s.prompt.label for s in samples],
-        "token_ids": [list(s.token_ids) for s in samples],
+        "token_ids": [s.token_ids for s in samples],
     }
     return own | {name: [s.prompt.columns.get(name) for s in samples] for name in columns}
 
@@ -151,7 +151,7 @@ def _culprit(reward: RewardFunction, batch: Batch, part: Part, reply: Reply, end
 
 
 def _kind(reply: Reply) -> str | None:
-    """What must be equal for two failures to be alike."""
+    """Equal for failures that are alike."""
     return reply["raised"]["kind"] if "raised" in reply else reply.get("ended")
 
 

@@ -15,10 +15,10 @@ from hybrid.rewards.process import Ended, Hung, Process
 START_S = 60.0
 """Seconds that importing a user's file may take at least; `reward.timeout_s` where that is longer."""
 OWN_NAMES = ("prompts", "responses", "labels", "token_ids")
-"""What every function may take; a column of the data that is called so is left out."""
+"""Arguments that every function may take. A column of the data that is called so is left out."""
 FOREIGN = ("completions", "completion", "response", "solution_str", "response_str", "solution_strs", "generated_texts")
-"""What others call the responses."""
-GUARD = "Put what it runs when it is imported under if __name__ == '__main__'."
+"""Names of the responses in other systems."""
+GUARD = "Put the code that it runs on import under if __name__ == '__main__'."
 
 Problem = tuple[str, str]
 """Why a function cannot be used, and the fix."""
@@ -118,6 +118,8 @@ class UserFunction:
         return Process(str(self.file), self.function_name, self._start_s)
 
     def _process(self, number: int) -> Process:
+        if self.closed:
+            raise Ended("the run is over")
         process = self._processes[number] or self._start()
         self._processes[number] = process
         return process

@@ -15,8 +15,9 @@ from hybrid.roles.objective import Fed, PolicyObjective, PolicyRow, UpdateResult
 from hybrid.roles.packing import Row
 from hybrid.roles.policy_step import policy_objective, step_metrics
 from hybrid.roles.reduction import Totals
+from hybrid.roles.weights import WeightBuckets
 from hybrid.roles.worker import ModelWorker
-from hybrid.roles.zero import FrozenModel, TrainedModel, WeightBuckets, ZeroOptions, load_partitioned
+from hybrid.roles.zero import FrozenModel, TrainedModel, ZeroOptions, load_partitioned
 from hybrid.rollout.sender import make_sender
 
 EXPORT_BUCKET_BYTES = 2**30
@@ -96,5 +97,5 @@ class ActorWorker(PolicyForward):
     def export(self, folder: str) -> None:
         """Write a Hugging Face folder from rank 0; all ranks take part."""
         hf = self.model.module.hf
-        weights = WeightBuckets(hf, self.model.options.stage, EXPORT_BUCKET_BYTES)
+        weights = WeightBuckets(hf, self.model.options.stage, EXPORT_BUCKET_BYTES, as_loaded=True)
         export_model(hf, weights, self.path, Path(folder), is_writer=self.rank == 0)

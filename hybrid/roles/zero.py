@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from types import ModuleType
@@ -217,45 +217,6 @@ def _decay_groups(model: nn.Module, weight_decay: float) -> list[dict]:
         {"params": [p for p in parameters if rank(p) >= 2], "weight_decay": weight_decay},
         {"params": [p for p in parameters if rank(p) < 2], "weight_decay": 0.0},
     ]
-
-
-class WeightBuckets:
-    """The actor's weights under their Hugging Face names, in buckets of bounded bytes, whole on every rank.
-
-    Iterate on all ranks at once: ZeRO-3 gathers each bucket together. Tied parameters come once. Tensors are valid until the next bucket.
-    """
-
-    def __init__(self, hf: nn.Module, stage: int, bucket_bytes: int):
-        self.named = list(hf.named_parameters())
-        self.stage = stage
-        self.bucket_bytes = bucket_bytes
-
-    def names_shapes(self) -> list[tuple[str, torch.dtype, tuple[int, ...]]]:
-        """(name, dtype, full shape) of every parameter, in the order of iteration."""
-        return [(name, p.dtype, tuple(getattr(p, "ds_shape", p.shape))) for name, p in self.named]
-
-    def __iter__(self) -> Iterator[list[tuple[str, torch.Tensor]]]:
-        if self.stage < 3:
-            yield from ([(name, p.detach()) for name, p in bucket] for bucket in self._buckets())
-        else:
-            from deepspeed.runtime.zero import GatheredParameters
-
-            for bucket in self._buckets():
-                with GatheredParameters([p for _, p in bucket], modifier_rank=None):
-                    yield [(name, p.detach()) for name, p in bucket]
-
-    def _buckets(self) -> Iterator[list[tuple[str, nn.Parameter]]]:
-        bucket: list[tuple[str, nn.Parameter]] = []
-        size = 0
-        for name, p in self.named:
-            nbytes = getattr(p, "ds_numel", p.numel()) * p.element_size()
-            if bucket and size + nbytes > self.bucket_bytes:
-                yield bucket
-                bucket, size = [], 0
-            bucket.append((name, p))
-            size += nbytes
-        if bucket:
-            yield bucket
 
 
 def load_deepspeed() -> ModuleType:

@@ -9,7 +9,6 @@ from hybrid.errors import RolloutError
 
 Shapes = dict[str, tuple[int, ...]]
 
-HEAD = "lm_head.weight"
 NOT_WEIGHTS = ("rotary_emb.inv_freq", "masked_bias", ".attn.bias")
 """Constants that some checkpoints carry and no parameter has."""
 
@@ -52,9 +51,12 @@ def check_bucket(expected: Shapes, received: set[str], names: list[str], shapes:
             )
 
 
-def check_complete(expected: Shapes, received: set[str], tied_head: bool) -> None:
-    """Raise `RolloutError` when weights are missing at the end of a sync. A head tied to the embeddings may be absent."""
-    missing = set(expected) - received - ({HEAD} if tied_head else set())
+def check_complete(expected: Shapes, received: set[str], needed: set[str]) -> None:
+    """Raise `RolloutError` when an update ends without weights that vLLM takes: `needed`, of those that were not sent.
+
+    A checkpoint may hold others: a head that is tied to the embeddings, a value head, layers that predict further tokens.
+    """
+    missing = (set(expected) - received) & needed
     if missing:
         raise RolloutError(
             f"Weight sync: {len(missing)} of {len(expected)} weights were not sent: {_some(missing)}. "

@@ -33,6 +33,8 @@ class Engine:
         """Version of the weights in the engine, 0 after loading; None while they are missing or incomplete."""
         self._received: set[str] | None = None
         """Names that the open weight update has brought; None when none is open."""
+        self._unused: set[str] = set()
+        """Names in the checkpoint that vLLM does not load."""
         self._whole = False
         """Every weight of the model is in the engine, all from the same source."""
         self._kv_cache_share: float | None = None
@@ -48,7 +50,6 @@ class Engine:
             hint = vllm_setup.foreign_variables(self.options, os.environ)
             raise RolloutError(f"vLLM refuses to start with {self.options}: {error}{hint}") from error
         self._expected = checkpoint_shapes(vllm_setup.model_folder(self.options.model_path))
-        self._tied_head = bool(getattr(self.llm.model_config.hf_text_config, "tie_word_embeddings", False))
         self.resident = set(PARTS)
         self.weight_version = 0
         self._whole = True
@@ -206,7 +207,10 @@ class Engine:
         """Close the update. Raises `RolloutError` when weights are missing or a layer did not take them. Cached prefixes are dropped."""
         if self._received is None:
             raise RolloutError("Weight sync: finish_weight_update without start_weight_update.")
-        check_complete(self._expected, self._received, self._tied_head)
+        unasked = set(self._expected) - self._received - self._unused
+        needed = self._taken(sorted(unasked)) if unasked else set()
+        check_complete(self._expected, self._received, needed)
+        self._unused |= unasked
         self._update_step("hybrid_finish_weight_update")
         if not self.llm.reset_prefix_cache():
             raise RolloutError(
@@ -214,6 +218,12 @@ class Engine:
             )
         self._received = None
         self._whole = True
+
+    def _taken(self, names: list[str]) -> set[str]:
+        """Of the checkpoint's `names`, those that some worker's model would load; asked in an open update, which is broken where there are
+        any."""
+        shapes = [list(self._expected[name]) for name in names]
+        return {name for worker in self._update_step("hybrid_takes", names=names, shapes=shapes) for name in worker}
 
     def set_weight_version(self, version: int) -> None:
         """Name the weights of the update that just finished; only then can the engine generate."""
@@ -266,9 +276,9 @@ class Engine:
             return sum(self.llm.collective_rpc("hybrid_device_used"))
         return process_bytes(children=True).pss
 
-    def _update_step(self, method: str, **kwargs) -> None:
+    def _update_step(self, method: str, **kwargs) -> list[Any]:
         try:
-            self.llm.collective_rpc(method, kwargs=kwargs)
+            return self.llm.collective_rpc(method, kwargs=kwargs)
         except Exception as error:  # vLLM raises whatever its layers raise
             raise RolloutError(f"Weight sync: vLLM failed in `{method}`: {error}") from error
 

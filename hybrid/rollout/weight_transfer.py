@@ -17,6 +17,8 @@ from vllm.model_executor.layers.attention import is_deferred_attention_layer
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
+from hybrid.rollout import cpu_layers
+
 
 @dataclass
 class ShmInitInfo(WeightTransferInitInfo):
@@ -43,10 +45,12 @@ class ShmWeightTransferEngine(WeightTransferEngine):
 
     def start_weight_update(self) -> None:
         initialize_layerwise_reload(self.model)
+        cpu_layers.prepare(self.model)
 
     def receive_weights(self, update_info: ShmUpdateInfo) -> None:
         with safe_open(update_info.paths[socket.gethostname()], "pt") as bucket:
             self.model.load_weights([(name, bucket.get_tensor(name)) for name in update_info.names])
+        cpu_layers.note_direct_copies(self.model)
 
     def finish_weight_update(self) -> None:
         silent = layers_without_weights(self.model)

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import torch
+from vllm.config import set_current_vllm_config
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 from vllm.utils.torch_utils import set_random_seed
@@ -55,6 +56,23 @@ class WorkerExtension:
         if failed:
             raise RuntimeError(f"{len(failed)} layers got no weights and keep the old ones: {', '.join(failed[:5])}")
 
+    def hybrid_takes(self, names: list[str], shapes: list[list[int]]) -> list[str]:
+        """Of the weights `names`, those that the model loads, asked in an open update; it is broken where there are any.
+
+        vLLM's loaders know which tensors of a checkpoint they leave out. Each is given zeros under the name; where a layer counts them, it
+        takes them.
+        """
+        model = self.weight_transfer_engine.model
+        taken = []
+        with set_current_vllm_config(self.vllm_config):
+            for name, shape in zip(names, shapes, strict=True):
+                before = _loaded_elements(model)
+                with suppress(Exception):  # no such layer: vLLM raises whatever its loaders raise
+                    model.load_weights([(name, torch.zeros(shape))])
+                if _loaded_elements(model) != before:
+                    taken.append(name)
+        return taken
+
     def hybrid_abort_weight_update(self) -> None:
         """Put the old tensors back into the layers of a broken session, so that a new one starts from nothing."""
         engine = self.weight_transfer_engine
@@ -67,6 +85,12 @@ class WorkerExtension:
             finalize_layerwise_reload(engine.model, engine.model_config)
         engine.reset_weight_update_target()
         self._weight_update_active = False
+
+
+def _loaded_elements(model: torch.nn.Module) -> list[tuple[int, bool]]:
+    """Of each layer: elements that the open update has brought, and whether it waits for more."""
+    infos = [get_layerwise_info(layer) for layer in model.modules()]
+    return [(info.load_numel, info.can_load()) for info in infos]
 
 
 def _weight_bytes(model: torch.nn.Module) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 from typing import Any
 
@@ -10,6 +11,19 @@ from hybrid.rollout.engine import Engine
 from hybrid.rollout.requests import EngineOptions
 
 ANSWER_WITHIN_S = 120
+
+
+class ReusedEngine(Engine):
+    """An engine that can become another one: a process imports vLLM once for many models."""
+
+    def become(self, options: EngineOptions) -> None:
+        """Stop, where it has started, and start with `options`."""
+        if hasattr(self, "llm"):
+            self.stop()
+            del self.llm
+            gc.collect()
+        Engine.__init__(self, options)
+        self.start()
 
 
 class EngineProcess:
@@ -57,7 +71,7 @@ class EngineProcess:
 
 def _serve(pipe, options: EngineOptions, temp: str) -> None:
     use_temp_folder(temp)
-    engine = Engine(options)
+    engine = ReusedEngine(options)
     while (call := pipe.recv()) is not None:
         method, args, kwargs = call
         try:

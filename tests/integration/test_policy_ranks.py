@@ -35,7 +35,8 @@ def _steps(rank, world, port, model, folder):
     from hybrid.roles.actor import ActorWorker
     from hybrid.roles.models import ModelOptions
     from hybrid.roles.objective import PolicyObjective
-    from hybrid.roles.zero import WeightBuckets, ZeroOptions
+    from hybrid.roles.weights import WeightBuckets
+    from hybrid.roles.zero import ZeroOptions
 
     os.environ["DS_ACCELERATOR"] = "cpu"
     worker = ActorWorker(

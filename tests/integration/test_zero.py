@@ -51,7 +51,7 @@ def _share_of_loss(rows):
 
 
 def _weights(model):
-    from hybrid.roles.zero import WeightBuckets
+    from hybrid.roles.weights import WeightBuckets
 
     buckets = WeightBuckets(model.module, model.options.stage, 100_000)
     return torch.cat([t.float().flatten().clone() for bucket in buckets for _, t in bucket])

@@ -189,6 +189,24 @@ def test_n1_whatever_ends_the_program_is_not_a_trained_model(profile, hybrid_com
     )
 
 
+def test_n1_a_mistake_of_ours_ends_with_1_whatever_the_teardown_says(profile, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(
+        """
+import atexit, os, sys, types
+def launch(cfg, run_dir):
+    sys.modules["ray"] = types.ModuleType("ray")
+    atexit.register(os._exit, 0)
+    raise ValueError("a mistake")
+module = types.ModuleType("hybrid.launcher")
+module.launch = launch
+sys.modules["hybrid.launcher"] = module
+"""
+    )
+    run = start("train", str(profile), cwd=tmp_path)
+    _, err = run.communicate(timeout=60)
+    assert run.returncode == 1 and "ValueError: a mistake" in err
+
+
 @pytest.mark.parametrize(
     ("sent", "code", "handler"),
     [

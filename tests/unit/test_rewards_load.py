@@ -1,4 +1,4 @@
-"""A user's function is looked at before a run starts: what cannot work is refused with exit code 2 (C32, N1)."""
+"""A user's function is looked at before a run starts; one that cannot work is refused with exit code 2 (C32, N1)."""
 
 from __future__ import annotations
 
@@ -77,10 +77,13 @@ def test_c32_a_function_that_cannot_be_called_is_refused_with_its_parameter(name
         ("fn = print", "does not take responses"),
         (
             "import sys\nsys.exit(0)",
-            r"ends the program: SystemExit: 0 at .*rewards.py:2 .* Put what it runs .* if __name__ == '__main__'",
+            r"ends the program: SystemExit: 0 at .*rewards.py:2 .* Put the code .* if __name__ == '__main__'",
         ),
         ("import os\nos._exit(0)", r"ends the program: its process ended with status 0.* if __name__ == '__main__'"),
-        ("while True: pass", r"did not end within 0.5 s: it is in .*rewards.py:1 \(<module>\). Put what .* '__main__'"),
+        (
+            "while True: pass",
+            r"did not end within 0.5 s: it is in .*rewards.py:1 \(<module>\). Put the code .* '__main__'",
+        ),
     ],
 )
 def test_n1_a_file_that_cannot_be_imported_is_refused_with_its_line(tmp_path, monkeypatch, text, said):
@@ -151,6 +154,12 @@ def test_c32_columns_that_only_the_hub_knows_are_looked_at_when_the_data_was_rea
         check_columns(cfg, functions, [sample(level=1).prompt], [])
         with pytest.raises(ConfigError, match="its parameter level"):
             check_columns(cfg, functions, [sample(levels=1).prompt], [])
+
+
+def test_what_a_file_prints_is_no_part_of_a_plan(profile, hybrid_command):
+    file_of(profile.parent, "print('imported')\ndef fn(responses): ...\n", "mine.py")
+    result = hybrid_command("plan", profile, "reward.function=mine.py:fn", "--json")
+    assert "imported" in result.stderr and "imported" not in result.stdout
 
 
 @pytest.mark.parametrize("command", [("train",), ("train", "--dry-run"), ("plan",)])

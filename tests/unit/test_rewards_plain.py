@@ -1,4 +1,4 @@
-"""What a reward function returns, as plain numbers: what counts as a list of scores and what as a score."""
+"""The results of reward functions as plain numbers: which are lists of scores, and which are scores."""
 
 from __future__ import annotations
 

@@ -63,13 +63,12 @@ def test_a_bucket_must_hold_what_the_model_has():
             check_bucket(expected, {"b"} if says == "twice" else set(), names, shapes)
 
 
-def test_all_weights_must_arrive_but_a_tied_head():
-    expected = {"a": (1,), "lm_head.weight": (1,)}
-    check_complete(expected, {"a"}, tied_head=True)
-    with pytest.raises(RolloutError, match="lm_head"):
-        check_complete(expected, {"a"}, tied_head=False)
-    with pytest.raises(RolloutError, match="1 of 2 weights"):
-        check_complete(expected, {"lm_head.weight"}, tied_head=True)
+def test_all_weights_that_vllm_takes_must_arrive():
+    expected = {"a": (1,), "lm_head.weight": (1,), "score.weight": (1,)}
+    check_complete(expected, {"a"}, needed=set())
+    with pytest.raises(RolloutError, match="1 of 3 weights were not sent: `lm_head"):
+        check_complete(expected, {"a"}, needed={"lm_head.weight"})
+    check_complete(expected, {"a", "lm_head.weight"}, needed={"lm_head.weight"})
 
 
 def test_a_shared_bucket_is_a_safetensors_file_until_it_is_closed():

@@ -1,0 +1,93 @@
+"""Architectures: names of weights, packed passes and gradients of tiny models, against transformers' own. The table is in tests/e2e."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from hybrid.data.batches import Lengths
+from hybrid.errors import ConfigError
+from hybrid.planning.passes import packed_pass
+from hybrid.roles.weights import WeightBuckets, checkpoint_parts
+from hybrid.rollout.checkpoint_names import checkpoint_shapes
+from tests.architecture_checks import eager, gradient_norms, load, packed_difference
+from tests.tiny_architectures import TRAINED, make_tiny_architecture, tiny_architecture_config
+
+COMPUTED = ("qwen3_moe", "gpt_neox", "deepseek_v3")
+"""Rows whose passes are compared here; tests/e2e compares all."""
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Makes a row's folder once."""
+    made = {}
+
+    def folder(name):
+        if name not in made:
+            made[name] = make_tiny_architecture(name, tmp_path_factory.mktemp(name))
+        return made[name]
+
+    return folder
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_c05_c06_weights_have_the_names_and_shapes_of_the_checkpoint(folders, name):
+    source = WeightBuckets(eager(folders(name)), 0, 10**5)
+    said = {name: shape for name, _, shape in source.names_shapes()}
+    assert said == checkpoint_shapes(folders(name))
+    sent = [(name, tuple(tensor.shape)) for bucket in source for name, tensor in bucket]
+    assert sent == list(said.items())
+
+
+@pytest.mark.parametrize("name", COMPUTED)
+def test_packed_passes_are_exact(folders, name):
+    assert packed_difference(folders(name)) <= 1e-5
+    ours, theirs, apart = gradient_norms(folders(name))
+    assert ours == pytest.approx(theirs, rel=1e-5)
+    assert apart <= 1e-5 * theirs
+
+
+def test_sent_weights_are_those_of_the_checkpoint(folders):
+    from safetensors.torch import load_file
+
+    folder = folders("deepseek_v3")
+    sent = {name: tensor for bucket in WeightBuckets(load(folder).hf, 0, 10**5) for name, tensor in bucket}
+    on_disk = load_file(folder / "model.safetensors")
+    assert sent.keys() == on_disk.keys()
+    assert all(torch.equal(sent[name], on_disk[name]) for name in sent)
+
+
+def test_buckets_are_bounded_and_a_larger_tensor_comes_alone(folders):
+    bound = 40_000
+    source = WeightBuckets(eager(folders("qwen3_moe")), 0, bound)
+    for bucket in source:
+        parts_of_one = len({name.partition(".experts.")[0] for name, _ in bucket}) == 1
+        assert sum(t.nbytes for _, t in bucket) <= bound or len(bucket) == 1 or parts_of_one
+    loaded = WeightBuckets(source.hf, 0, bound, as_loaded=True)
+    named = dict(source.hf.named_parameters())
+    assert {name: tuple(t.shape) for bucket in loaded for name, t in bucket} == {
+        name: tuple(p.shape) for name, p in named.items()
+    }
+
+
+def test_checkpoints_that_join_what_transformers_splits_are_refused():
+    from transformers import AutoModelForCausalLM
+    from transformers.core_model_loading import Chunk, WeightConverter
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(tiny_architecture_config("llama"))
+    targets = [f"self_attn.{letter}_proj.weight" for letter in "qkv"]
+    model._weight_conversions = [WeightConverter("self_attn.qkv_proj.weight", targets, operations=[Chunk(dim=0)])]
+    with pytest.raises(ConfigError, match=r"join tensors .* `model.layers.0.self_attn.qkv_proj.weight`"):
+        checkpoint_parts(model)
+
+
+def test_experts_are_planned_in_fp32(folders):
+    def held(dtype):
+        options = {"implementation": "sdpa", "checkpointing": False, "backward": True, "device": "cpu"}
+        rows = (Lengths(0, 8, 8),)
+        return packed_pass(
+            str(folders("qwen3_moe")), "policy", rows, dtype=dtype, trust_remote_code=False, **options
+        ).held
+
+    assert held(torch.bfloat16) < held(torch.float32) < 2 * held(torch.bfloat16)
