@@ -70,7 +70,16 @@ TRAINED: dict[str, tuple[str, Fields]] = {
             "topk_method": "noaux_tc",
         },
     ),
-    "gpt_oss": ("gpt_oss", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 64, **LAYERS}),
+    "gpt_oss": (
+        "gpt_oss",
+        {
+            "max_position_embeddings": 131072,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "sliding_window": 64,
+            **LAYERS,
+        },
+    ),
     "gemma": ("gemma", {"tie_word_embeddings": True}),
     "qwen2_moe": ("qwen2_moe", EXPERTS | {"shared_expert_intermediate_size": 64}),
     "deepseek_v2": (
@@ -95,7 +104,6 @@ TRAINED: dict[str, tuple[str, Fields]] = {
     "seed_oss": ("seed_oss", {"attention_dropout": 0.0, "residual_dropout": 0.0}),
     "ernie4_5": ("ernie4_5", {}),
     "olmo3": ("olmo3", {"sliding_window": 64, **LAYERS}),
-    "stablelm": ("stablelm", {}),
 }
 """Name -> (model_type, fields of its config)."""
 

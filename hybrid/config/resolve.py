@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from hybrid.config import machine
+from hybrid.config.architectures import text_config
 from hybrid.config.known_models import known_models
+from hybrid.config.kv_cache import kv_token_bytes
 from hybrid.config.paths import model_source, resolve_path
 from hybrid.config.run import SECTIONS, RunConfig
 from hybrid.config.sections import Critic, Reference, TrainedRole
@@ -216,24 +217,24 @@ def kv_bytes(cfg: RunConfig, sequences: int) -> int | None:
     return per_token * sequences * (cfg.max_sequence_tokens + 256)
 
 
-def kv_token_bytes(config: Mapping[str, Any], tp: int, element_bytes: int) -> int:
-    """Bytes per GPU of a token's keys and values in all layers, from the text part of a config.json."""
-    heads = config["num_attention_heads"]
-    kv_heads = config.get("num_key_value_heads") or heads
-    head_size = config.get("head_dim") or config["hidden_size"] // heads
-    return 2 * config["num_hidden_layers"] * max(1, kv_heads // tp) * head_size * element_bytes
-
-
 def model_config(path: str) -> dict[str, Any] | None:
-    """config.json of a model folder, the text part of it, or what is known of a hub name; None for other hub names, or
-    without a usual transformer's keys."""
+    """What config.json of a model folder says of its language model, with today's names of the keys, or what is known of a hub name; None
+    for other hub names, or without a usual transformer's keys."""
+    config = config_json(path)
+    if config is None:
+        return None
+    config = text_config(config)
+    usual = ("num_attention_heads", "hidden_size", "num_hidden_layers")
+    return config if all(isinstance(config.get(key), int) and config[key] > 0 for key in usual) else None
+
+
+def config_json(path: str) -> dict[str, Any] | None:
+    """config.json of a model folder as it is, or what is known of a hub name; None where neither is here, or it is no JSON object."""
     file = Path(path) / "config.json"
     if not file.is_file():
         return known_models().get(path)
     try:
         config = json.loads(file.read_bytes())
-    except ValueError:
+    except (ValueError, RecursionError):
         return None  # a rule says so
-    config = config.get("text_config", config) if isinstance(config, dict) else {}
-    usual = ("num_attention_heads", "hidden_size", "num_hidden_layers")
-    return config if all(isinstance(config.get(key), int) and config[key] > 0 for key in usual) else None
+    return config if isinstance(config, dict) else None

@@ -8,7 +8,8 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from hybrid.config.resolve import kv_token_bytes
+from hybrid.config.architectures import text_config
+from hybrid.config.kv_cache import cache_groups, layer_token_bytes
 from hybrid.planning.prediction import KVCache
 from hybrid.planning.shapes import ModelShapes
 from hybrid.rollout.requests import BLOCK_TOKENS
@@ -52,15 +53,18 @@ def vocab_shard(vocab_size: int, tp: int) -> int:
 
 def kv_cache(config: Any, tp: int, element_bytes: int, device: str, available: int, sequence_tokens: int) -> KVCache:
     """What `available` bytes of KV cache on one GPU hold, for sequences of at most `sequence_tokens` tokens. Whole blocks only."""
-    per_token = kv_token_bytes(config.get_text_config().to_dict(), tp, element_bytes)
-    block = BLOCK_TOKENS[device]
-    blocks, blocks_of_one = available // (per_token * block), -(-sequence_tokens // block)
+    text = text_config(config.get_text_config().to_dict())
+    groups, block = cache_groups(text), BLOCK_TOKENS[device]
+    block_bytes = groups.layers * layer_token_bytes(text, tp, element_bytes) * block
+    blocks = available // block_bytes
+    batched = BATCHED_TOKENS[device] * (tp if device == "cpu" else 1)
+    of_one = groups.blocks(sequence_tokens, block, batched)
     return KVCache(
-        bytes=blocks * block * per_token,
-        bytes_per_token=per_token,
-        tokens=max(0, blocks - 1) * block,
-        sequences=max(0, blocks - 1) // blocks_of_one,
-        least_bytes=(blocks_of_one + 1) * block * per_token,
+        bytes=blocks * block_bytes,
+        bytes_per_token=groups.padded_layers * block_bytes // (groups.layers * block),
+        tokens=max(0, blocks - 1) // (groups.full + groups.sliding) * block,
+        sequences=max(0, blocks - 1) // of_one,
+        least_bytes=(of_one + 1) * block_bytes,
     )
 
 

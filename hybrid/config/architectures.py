@@ -1,0 +1,226 @@
+"""Which model architectures train exactly, and why others are refused: one table, from which ARCHITECTURES.md is made.
+
+Decided from config.json, and for types that are not in the table from what transformers' class says of itself: before anything starts. A
+refusal follows from what a config asks for, so that it holds for models that nobody has listed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Config = Mapping[str, Any]
+"""A config.json, or the text part of one."""
+
+TRAINED: dict[str, str] = {
+    "cohere2": "Cohere2 (Command R7B), with the head tied to the embeddings",
+    "deepseek_v2": "DeepSeek-V2",
+    "deepseek_v3": "DeepSeek-V3 and R1",
+    "ernie4_5": "ERNIE 4.5, the dense ones",
+    "gemma": "Gemma",
+    "gemma2": "Gemma 2",
+    "gemma3_text": "Gemma 3, the text models",
+    "glm": "GLM-4 of 2024",
+    "glm4": "GLM-4-0414",
+    "gpt2": "GPT-2",
+    "gpt_neox": "GPT-NeoX, Pythia",
+    "gpt_oss": "gpt-oss",
+    "granite": "Granite 3",
+    "llama": "Llama 2 and 3, SmolLM2 and others of their shape",
+    "mistral": "Mistral",
+    "mixtral": "Mixtral",
+    "olmo2": "OLMo 2",
+    "olmo3": "OLMo 3",
+    "olmoe": "OLMoE",
+    "phi": "Phi-1 and Phi-2",
+    "phi3": "Phi-3 and Phi-4",
+    "qwen2": "Qwen2 and Qwen2.5",
+    "qwen2_moe": "Qwen1.5-MoE and Qwen2-MoE",
+    "qwen3": "Qwen3",
+    "qwen3_moe": "Qwen3-MoE",
+    "seed_oss": "Seed-OSS",
+    "smollm3": "SmolLM3",
+    "starcoder2": "StarCoder2",
+}
+"""model_type -> name. A test takes a tiny model of each from its plan to its export."""
+
+PLAIN_LAYERS = ("attention", "full_attention", "sliding_attention", "dense", "sparse", "moe", "mlp")
+"""Layer types that keep packed rows apart."""
+STATE = "keep a state along the sequence, which packed rows would share"
+OTHER_LAYERS: dict[str, str] = {
+    "linear_attention": STATE,
+    "mamba": STATE,
+    "recurrent": STATE,
+    "hybrid": STATE,
+    "conv": "mix neighbouring tokens, also those of two packed rows",
+    "chunked_attention": "attend within chunks of the packed row, not of the sequence",
+    "indexed_attention": "choose the tokens that they attend to by an index, which packed attention does not compute",
+}
+"""Layer type -> how its layers are not exact. Other types that are not in PLAIN_LAYERS are refused as unknown."""
+KEYS_OF_LAYERS: dict[str, str] = {
+    "attention_chunk_size": "chunked_attention",
+    "compress_ratios": "indexed_attention",
+    "conv_L_cache": "conv",
+    "full_attn_idxs": "conv",
+    "hybrid_override_pattern": "mamba",
+    "index_topk": "indexed_attention",
+    "linear_attn_config": "linear_attention",
+    "linear_num_value_heads": "linear_attention",
+    "lru_width": "recurrent",
+    "mamba_d_state": "mamba",
+    "mamba_num_heads": "mamba",
+    "rescale_every": "recurrent",
+    "ssm_cfg": "mamba",
+    "state_size": "mamba",
+}
+"""Keys of configs that need not name their layer types -> the type that they mean."""
+TIED_ONLY = ("cohere", "cohere2", "cohere2_moe", "gemma2")
+"""vLLM ignores a head of their own."""
+UNTIED_ONLY = ("dbrx", "deepseek_v2", "deepseek_v3", "gpt_oss", "gptj", "olmoe")
+"""vLLM does not tie their head to the embeddings."""
+OLDER_NAMES: dict[str, tuple[str, ...]] = {
+    "num_attention_heads": ("n_head", "n_heads"),
+    "hidden_size": ("n_embd", "n_embed", "d_model"),
+    "num_hidden_layers": ("n_layer", "n_layers"),
+    "num_key_value_heads": ("num_kv_heads",),
+    "max_position_embeddings": ("n_positions", "max_seq_len"),
+    "intermediate_size": ("n_inner",),
+}
+"""A key of today -> its names in older families: GPT-2, GPT-J, BLOOM, MPT, DBRX, Falcon."""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a model does not train exactly, said of the model, and what helps."""
+
+    why: str
+    fix: str = "Name another model: hybrid/config/ARCHITECTURES.md lists those that train."
+
+
+def text_config(config: Config) -> dict[str, Any]:
+    """The text part of a config.json, with today's names of its keys."""
+    text = config.get("text_config")
+    text = dict(text if isinstance(text, Mapping) else config)
+    for name, older in OLDER_NAMES.items():
+        found = next((text[key] for key in older if text.get(key) is not None), None)
+        if text.get(name) is None and found is not None:
+            text[name] = found
+    if text.get("multi_query") is True and not text.get("new_decoder_architecture"):
+        text["num_key_value_heads"] = 1
+    return text
+
+
+def refusal(config: Config, tokens: int, sampled: bool) -> Refusal | None:
+    """Why the model of a config.json does not train exactly; None where it does, or nothing is known against it.
+
+    `tokens` is the longest sequence; `sampled`: vLLM generates from the model.
+    """
+    text = text_config(config)
+    rules = (_other_parts, _layer_types, _shared_layers, _alibi, _dynamic_positions, _own_attention)
+    found = next((found for rule in rules if (found := rule(config, text))), None)
+    return found or _long_positions(text, tokens) or (_head(config, text) if sampled else None)
+
+
+Rule = Callable[[Config, Config], Refusal | None]
+
+
+def _other_parts(config: Config, text: Config) -> Refusal | None:
+    if config.get("is_encoder_decoder"):
+        return Refusal("it is an encoder with a decoder (is_encoder_decoder), and a policy is a decoder alone")
+    for part in ("vision_config", "audio_config"):
+        if config.get(part):
+            return Refusal(f"it has parts beside the language model ({part}), which are not trained")
+    return None
+
+
+def _layer_types(config: Config, text: Config) -> Refusal | None:
+    named = next((key for key in ("layer_types", "layers_block_type", "block_types") if text.get(key)), None)
+    if named is None:
+        key = next((key for key in KEYS_OF_LAYERS if text.get(key)), None)
+        return None if key is None else _layer_refusal(KEYS_OF_LAYERS[key], key)
+    other = next((kind for kind in text[named] if kind not in PLAIN_LAYERS), None)
+    return None if other is None else _layer_refusal(other, named)
+
+
+def _layer_refusal(kind: str, key: str) -> Refusal:
+    differs = OTHER_LAYERS.get(kind, "are not known to keep packed rows apart")
+    return Refusal(f"its layers of type {kind} ({key}) {differs}")
+
+
+def _shared_layers(config: Config, text: Config) -> Refusal | None:
+    if text.get("num_kv_shared_layers"):
+        return Refusal(
+            "layers take keys and values of earlier ones (num_kv_shared_layers), which the trainer does not keep"
+        )
+    return None
+
+
+def _alibi(config: Config, text: Config) -> Refusal | None:
+    nested = text.get("attn_config")
+    asked = text.get("alibi") or (isinstance(nested, Mapping) and nested.get("alibi"))
+    if asked or text.get("model_type") in ("bloom", "mpt"):
+        return Refusal("ALiBi biases attention by distances in the packed row")
+    return None
+
+
+def _rope(text: Config) -> Config:
+    """How positions are scaled; `rope_scaling` in older configs."""
+    found = text.get("rope_scaling") or text.get("rope_parameters")
+    return found if isinstance(found, Mapping) else {}
+
+
+def _dynamic_positions(config: Config, text: Config) -> Refusal | None:
+    rope = _rope(text)
+    if "dynamic" in (rope.get("rope_type"), rope.get("type")):
+        return Refusal(
+            "its positions are scaled by the longest row of a batch (rope type dynamic), in vLLM by a constant"
+        )
+    return None
+
+
+def _long_positions(text: Config, tokens: int) -> Refusal | None:
+    """vLLM takes the long factors for every sequence once one may be long, transformers where one is."""
+    rope = _rope(text)
+    short = text.get("original_max_position_embeddings") or rope.get("original_max_position_embeddings")
+    if "longrope" not in (rope.get("rope_type"), rope.get("type")) or not short or tokens <= short:
+        return None
+    return Refusal(
+        f"its positions are scaled for sequences of more than {short} tokens (rope type longrope), in vLLM then for shorter ones too",
+        f"Keep data.max_prompt_tokens + rollout.max_new_tokens, now {tokens}, at {short} or less.",
+    )
+
+
+def _head(config: Config, text: Config) -> Refusal | None:
+    kind, tied = text.get("model_type"), config.get("tie_word_embeddings", text.get("tie_word_embeddings"))
+    if kind in TIED_ONLY and tied is False:
+        return Refusal("vLLM ignores its head, which is not tied to the embeddings (tie_word_embeddings=false)")
+    if kind in UNTIED_ONLY and tied is True:
+        return Refusal("vLLM does not tie its head to the embeddings (tie_word_embeddings=true)")
+    return None
+
+
+def _own_attention(config: Config, text: Config) -> Refusal | None:
+    """For types that are not in the table: what transformers' class says of itself, in seconds, as torch is imported."""
+    kind = config.get("model_type")
+    if kind in TRAINED or config.get("auto_map"):
+        return None
+    found = _causal_class(kind)
+    if found is None:
+        return Refusal(f"transformers has no causal language model of model_type {kind}")
+    if found._is_stateful and not text.get("layer_types"):
+        return Refusal(f"layers of {found.__name__} {STATE}")
+    if not found._supports_attention_backend:
+        return Refusal(
+            f"{found.__name__} computes attention past transformers' interface, so packed rows cannot be kept apart"
+        )
+    return None
+
+
+def _causal_class(model_type: str) -> Any:
+    """transformers' causal language model of `model_type`; None where there is none."""
+    import transformers
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type)
+    return getattr(transformers, name[0] if isinstance(name, tuple) else name) if name else None

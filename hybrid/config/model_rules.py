@@ -1,0 +1,56 @@
+"""Rules about the models that a profile names: each trains exactly, or is refused before anything starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from hybrid.config.architectures import refusal
+from hybrid.config.resolve import config_json, model_config
+from hybrid.config.rules import Finding, rule
+from hybrid.config.run import RunConfig
+
+
+@rule("model.path", "rollout.max_new_tokens", "data.max_prompt_tokens")
+def policies_train_exactly(cfg: RunConfig) -> Finding | None:
+    return _exact(cfg, "model.path", cfg.model.path, cfg.uses_engines)
+
+
+@rule("critic", "reference", "model.path", "rollout.max_new_tokens", "data.max_prompt_tokens")
+def other_packed_models_are_exact(cfg: RunConfig) -> Iterable[Finding]:
+    paths = {"critic.path": cfg.critic.path if cfg.uses_critic and cfg.critic else None}
+    paths["reference.path"] = cfg.reference.path if cfg.uses_reference and cfg.reference else None
+    for key, path in paths.items():
+        if path and path != cfg.model.path and (found := _exact(cfg, key, path, sampled=False)):
+            yield found
+
+
+def _exact(cfg: RunConfig, key: str, path: str, sampled: bool) -> Finding | None:
+    config = config_json(path)
+    if config is None or not isinstance(config.get("model_type"), str):
+        return None  # other rules say so
+    found = refusal(config, cfg.max_sequence_tokens, sampled)
+    return found and (f"{key}: {path} is invalid: {found.why}", found.fix)
+
+
+@rule("model.path", "model.dtype", "cluster.device")
+def latent_attention_on_cpu_is_bf16(cfg: RunConfig) -> Finding | None:
+    config = model_config(cfg.model.path) or {}
+    if config.get("kv_lora_rank") and cfg.model.dtype == "float32" and cfg.cluster.device == "cpu" and cfg.uses_engines:
+        return (
+            f"model.dtype: float32 is invalid: vLLM computes the latent attention (kv_lora_rank) of {cfg.model.path} in bf16 only on CPU",
+            "Set model.dtype=bfloat16.",
+        )
+
+
+@rule("model.path", "rollout.tensor_parallel_size")
+def engines_split_keys_and_values(cfg: RunConfig) -> Finding | None:
+    config, tp = model_config(cfg.model.path), cfg.rollout.tensor_parallel_size
+    heads = config and (config.get("num_key_value_heads") or config["num_attention_heads"])
+    if not heads or config["num_attention_heads"] % tp or config.get("kv_lora_rank"):
+        return None
+    if heads % tp and tp % heads:
+        return (
+            f"rollout.tensor_parallel_size: {tp} is invalid: {cfg.model.path} has {heads} heads of keys and values, and neither number "
+            "divides the other",
+            f"Use 1, or a divisor or a multiple of {heads}.",
+        )
