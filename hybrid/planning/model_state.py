@@ -12,6 +12,8 @@ MASTER_BYTES, MOMENTS_BYTES = 4, 8
 """Of an fp32 master, and of Adam's two fp32 moments, per parameter."""
 ALIGNMENT = 2
 """DeepSpeed pads a flat group to this many elements per rank (`nccl_start_alignment_factor`)."""
+SUM_BYTES = 4
+"""Of a gradient that adds up over micro-batches, in fp32 whatever the model's type."""
 PERSISTENT_ELEMENTS = 100_000
 """ZeRO-3 keeps parameters of at most so many elements whole on every rank (`stage3_param_persistence_threshold`)."""
 
@@ -66,6 +68,8 @@ class Partition:
     bucket: int
     gradients: int
     """Elements of the parameters that lie in a rank's share, in the fullest rank: those across its ends count whole."""
+    groups: int = 1
+    """Flat groups at stages 1 and 2."""
 
 
 def partition(model: ModelShapes, world: int, stage: int, has_decay: bool) -> Partition:
@@ -86,7 +90,7 @@ def partition(model: ModelShapes, world: int, stage: int, has_decay: bool) -> Pa
         )
         for rank in range(world)
     )
-    return Partition(stage, sum(padded), sum(padded) // world, 0, bucket, fullest)
+    return Partition(stage, sum(padded), sum(padded) // world, 0, bucket, fullest, len(groups))
 
 
 def shard_elements(sizes: Sequence[int], world: int) -> int:
@@ -116,18 +120,29 @@ def _overlapping(sizes: list[int], start: int, end: int) -> int:
     return sum(n for n, e in zip(sizes, ends, strict=True) if e > start and e - n < end)
 
 
-def trained_state(model: ModelShapes, world: int, stage: int, element_bytes: int, has_decay: bool) -> ModelState:
-    """Bytes that a trained role holds between phases on one GPU, from its second step on (the first makes the moments).
+def trained_state(
+    model: ModelShapes, world: int, stage: int, element_bytes: int, has_decay: bool, on_cpu: bool = False
+) -> ModelState:
+    """Bytes that a trained role holds between phases on one GPU, from its second step on (the first makes the moments). `on_cpu`: its
+    optimizer is in host memory.
 
-    Gradients and their buffers live inside a training phase only, but for ZeRO-3, which keeps a bucket and its share of the gradients.
+    Gradients and their buffers live inside a training phase only, but for two: ZeRO-3 keeps a bucket and its share of the gradients'
+    sums, and ZeRO-1 of a bf16 model those of all gradients (DeepSpeed's BF16_Optimizer).
     In fp32 at stage 0 the weights are the masters; at the others DeepSpeed copies a rank's share all the same.
     """
     p = partition(model, world, stage, has_decay)
     weights = (p.share + p.persistent if stage == 3 else p.whole) * element_bytes
     has_masters = element_bytes < 4 or stage > 0
     optimizer = p.share * (MOMENTS_BYTES + (MASTER_BYTES if has_masters else 0))
-    gradients = (p.bucket + p.share) * element_bytes if stage == 3 else 0
+    gradients = p.bucket * element_bytes + p.share * SUM_BYTES if stage == 3 else 0
+    if sums_all(stage, element_bytes, on_cpu):
+        gradients = p.whole * SUM_BYTES
     return ModelState(weights + model.buffer_bytes, gradients, optimizer)
+
+
+def sums_all(stage: int, element_bytes: int, on_cpu: bool) -> bool:
+    """Whether a rank keeps the sums of all gradients from step to step."""
+    return stage == 1 and element_bytes < SUM_BYTES and not on_cpu
 
 
 def frozen_bytes(model: ModelShapes, world: int, stage: int, element_bytes: int) -> int:

@@ -37,6 +37,7 @@ def packed_pass(
     device: str,
     trust_remote_code: bool,
     dropout: bool = False,
+    fp32_gradients: bool = False,
     temperature: float = 1.0,
     with_entropy: bool = False,
     entropy_gradient: bool = False,
@@ -54,6 +55,9 @@ def packed_pass(
         if checkpointing:
             trunk = model.hf if kind == "policy" else model.trunk
             trunk.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        if fp32_gradients:
+            for p in model.parameters():
+                p.grad_dtype = torch.float32
         return model.train(backward)
 
     def run(model: nn.Module) -> torch.Tensor:

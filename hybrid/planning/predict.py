@@ -22,7 +22,7 @@ from hybrid.planning.model_state import frozen_bytes, partition, trained_state
 from hybrid.planning.passes import packed_pass, padded_pass
 from hybrid.planning.prediction import LOADING, KVCache, PhaseUse, Prediction, TenantSize
 from hybrid.planning.shapes import ModelShapes, read_config, shapes
-from hybrid.planning.training import Parts, forward_parts, gathered_bytes, train_parts
+from hybrid.planning.training import Parts, adds_up_on_arrival, forward_parts, gathered_bytes, train_parts
 from hybrid.planning.working_set import Trace
 
 __all__ = ["MachineFacts", "predict"]
@@ -93,6 +93,9 @@ class _Run:
         section = getattr(self.cfg, role)
         return getattr(section, "zero_stage", 0) if section is not None else 0
 
+    def _offloaded(self, role: str) -> bool:
+        return getattr(getattr(self.cfg, role), "optimizer", None) == "cpu"
+
     def model(self, role: str) -> ModelShapes:
         kind = {"critic": "critic", "reward": "reward"}.get(role, "policy")
         return shapes(self.path(role), kind, self.cfg.model.trust_remote_code)
@@ -106,8 +109,8 @@ class _Run:
                 # Never written to: copied out once, so a departure costs nothing.
                 found.append(TenantSize(role, "weights", size, True, 0, size, self._in_tier(size, stage < 3)))
                 continue
-            decay = getattr(self.cfg, role).weight_decay > 0
-            state = trained_state(model, self.cfg.world_size, stage, self.element, decay)
+            decay, offloaded = getattr(self.cfg, role).weight_decay > 0, self._offloaded(role)
+            state = trained_state(model, self.cfg.world_size, stage, self.element, decay, offloaded)
             found += [
                 self._moved(role, "weights", state.weights, stage < 3),
                 TenantSize(role, "gradients", state.gradients),  # no state between steps: comes back as zeros
@@ -195,7 +198,7 @@ class _Run:
         model = self.model(role)
         cut = partition(model, self.cfg.world_size, section.zero_stage, section.weight_decay > 0)
         traced, device = self._pass(role, work, backward=True), self.cfg.cluster.device
-        return train_parts(traced, model, cut, self.element, work.micro_batches, device)
+        return train_parts(traced, model, cut, self.element, work.micro_batches, device, self._offloaded(role))
 
     def _pass(self, role: str, work: Workload, backward: bool) -> Trace:
         checkpointing = self.cfg.model.gradient_checkpointing and role in ("actor", "critic")
@@ -211,6 +214,7 @@ class _Run:
             device=self.cfg.cluster.device,
             trust_remote_code=self.cfg.model.trust_remote_code,
             dropout=self.cfg.model.dropout == "config",
+            fp32_gradients=backward and adds_up_on_arrival(self.stage(role), self.element, self._offloaded(role)),
             temperature=self.cfg.rollout.temperature,
             with_entropy=trains_policy and (algorithm.entropy_metric or algorithm.entropy_coef > 0),
             entropy_gradient=trains_policy and algorithm.entropy_coef > 0,

@@ -1,12 +1,12 @@
 """What DeepSpeed adds to a pass while a role trains or runs forward: gradients, its buckets, gathered parameters, the step itself.
 
-Read from DeepSpeed 0.19.8 (stage_1_and_2.py, stage3.py, unfused_optimizer.py) and checked against counted allocations
+Read from DeepSpeed 0.19.8 (stage_1_and_2.py, stage3.py, bf16_optimizer.py, unfused_optimizer.py) and checked against counted allocations
 (tests/benchmarks/plan_vs_measured.py).
 """
 
 from __future__ import annotations
 
-from hybrid.planning.model_state import MASTER_BYTES, Partition
+from hybrid.planning.model_state import SUM_BYTES, Partition, sums_all
 from hybrid.planning.shapes import ModelShapes
 from hybrid.planning.working_set import BEFORE_GRADIENTS, Trace
 from hybrid.roles.zero import PREFETCH_ELEMENTS
@@ -50,29 +50,47 @@ def gathered_bytes(model: ModelShapes, stage: int, element_bytes: int, device: s
     return live * element_bytes, (one + two) // 2 * element_bytes
 
 
+def adds_up_on_arrival(stage: int, element_bytes: int, on_cpu: bool) -> bool:
+    """Whether gradients lie in fp32, parameter by parameter, from when they come until the step."""
+    return stage < 2 and not sums_all(stage, element_bytes, on_cpu)
+
+
 def train_parts(
-    trace: Trace, model: ModelShapes, p: Partition, element_bytes: int, micro_batches: int, device: str
+    trace: Trace,
+    model: ModelShapes,
+    p: Partition,
+    element_bytes: int,
+    micro_batches: int,
+    device: str,
+    on_cpu: bool = False,
 ) -> Parts:
-    """One optimizer step over `micro_batches` passes, besides the role's tenants."""
+    """One optimizer step over `micro_batches` passes, besides the role's tenants. `on_cpu`: the optimizer is in host memory."""
     gathered, ahead = gathered_bytes(model, p.stage, element_bytes, device)
     # Half-way through the layers buffers are on their way as in a pass without gradients; of what is kept for backward half is there.
     half_way = {"activations": trace.held // 2, "gathered parameters": gathered + ahead} if p.stage == 3 else {}
     # The last buffer gathered ahead lives until the head takes its parameter from it.
     size = PREFETCH_ELEMENTS[device]
     prefetch = (model.elements - model.sizes[0]) % size * element_bytes if size and p.stage == 3 else 0
+    arriving = adds_up_on_arrival(p.stage, element_bytes, on_cpu)
     moments = []
     for name in trace.highest:
-        grows = p.stage < 2 and micro_batches == 1
-        gradients = trace.growing[name] - trace.highest[name] if grows else 0
-        extra = {"gradients": gradients + _kept(p, element_bytes, name, micro_batches)}
+        gradients = trace.growing[name] - trace.highest[name] if arriving and micro_batches == 1 else 0
+        extra = {"gradients": gradients + _kept(p, element_bytes, name, micro_batches, arriving)}
         moments.append(_moment(trace, name, extra, gathered, prefetch))
     if p.stage == 2 and p.whole > p.bucket:
-        moments.append(_first_reduction(trace, p, element_bytes, micro_batches))
+        moments.append(_first_reduction(trace, model, p, element_bytes, micro_batches))
     if p.stage == 3:
         held = {"activations": _held_when_full(trace, model, p)} if p.whole > p.bucket else {}
         flat = min(p.bucket, p.whole) * element_bytes
         moments.append(held | {"gathered parameters": gathered, "reduction": flat})
-    return peak([half_way, *moments, *_without_activations(p, element_bytes, micro_batches)])
+        # At the end only the embedding is still gathered; a rank's part of what is reduced becomes fp32, and gloo copies all of it.
+        part = min(p.bucket, p.whole) * p.share // p.whole * SUM_BYTES if element_bytes < SUM_BYTES else 0
+        embedding = model.sizes[0] * element_bytes
+        moments.append({"gathered parameters": embedding, "reduction": flat + (flat if device == "cpu" else part)})
+    after = _without_activations(model, p, element_bytes, micro_batches, arriving)
+    if p.stage == 1 and device == "cpu":
+        after.append({"optimizer step": p.whole * element_bytes})  # gloo gathers the new weights in a copy
+    return peak([half_way, *moments, *after])
 
 
 def _moment(trace: Trace, name: str, extra: Parts, gathered: int, prefetch: int) -> Parts:
@@ -83,30 +101,44 @@ def _moment(trace: Trace, name: str, extra: Parts, gathered: int, prefetch: int)
     return parts | {"gathered parameters": gathered + (prefetch if name == "trunk" else 0)}
 
 
-def _kept(p: Partition, e: int, moment: str, micro_batches: int) -> int:
+def _kept(p: Partition, e: int, moment: str, micro_batches: int, arriving: bool) -> int:
     """Bytes of gradients and buckets beside the activations: of earlier micro-batches, and once this one's gradients come."""
     several, has_gradients = micro_batches > 1, moment not in BEFORE_GRADIENTS
-    bucket = p.bucket * e
     if p.stage == 0:
-        return p.whole * e if several else 0
-    if p.stage == 1:  # reduced at the end of the last pass; the bucket, made by the first gradient, stays until then
-        return (p.whole * e if several else 0) + (bucket if several or has_gradients else 0)
+        return p.whole * SUM_BYTES if several else 0
+    if (
+        p.stage == 1 and arriving
+    ):  # reduced at the end of the last pass; the bucket, made by the first gradient, stays until then
+        return ((p.whole if several else 0) + (p.bucket if several or has_gradients else 0)) * SUM_BYTES
     if p.stage == 2:
-        return (p.gradients * e if several else 0) + (bucket if has_gradients else 0)
-    return 0  # ZeRO-3's buffers are a tenant
+        return (_sums(p, e) if several else 0) + (p.bucket * e if has_gradients else 0)
+    return 0  # a tenant: the sums of ZeRO-1, the buffers of ZeRO-3
 
 
-def _first_reduction(trace: Trace, p: Partition, e: int, micro_batches: int) -> Parts:
+def _sums(p: Partition, e: int) -> int:
+    """Bytes that ZeRO-2 adds gradients up in: of a bf16 model exactly a rank's share, in fp32."""
+    return p.share * SUM_BYTES if e < SUM_BYTES else p.gradients * e
+
+
+def _first_reduction(trace: Trace, model: ModelShapes, p: Partition, e: int, micro_batches: int) -> Parts:
     """ZeRO-2 with more parameters than a bucket reduces the first full one during the pass: through a flat copy, then into this rank's
     part. Activations are dropped as gradients come, evenly over the layers."""
     passed = p.bucket / p.whole
     last, first = (trace.highest.get(name, trace.peak) for name in ("last layer", "first layer"))
-    earlier = p.gradients * e if micro_batches > 1 else 0
     return {
         "activations": int(last + passed * (min(first, last) - last)),
-        "gradients": earlier + p.bucket * e,
-        "reduction": max(p.gradients, min(p.bucket, p.share)) * e,
+        **_reduction_of_stage_2(max(model.sizes[1:]), p, e, micro_batches),
     }
+
+
+def _reduction_of_stage_2(largest: int, p: Partition, e: int, micro_batches: int) -> Parts:
+    """A full bucket and its flat copy; what came of it is added to the sums parameter by parameter, in fp32. `largest`: elements of the
+    largest parameter in it."""
+    flat = min(p.bucket, p.whole) * e
+    if e < SUM_BYTES:
+        return {"gradients": _sums(p, e) + p.bucket * e, "reduction": flat + largest * SUM_BYTES}
+    earlier = _sums(p, e) if micro_batches > 1 else 0
+    return {"gradients": earlier + p.bucket * e, "reduction": max(p.gradients, min(p.bucket, p.share)) * e}
 
 
 def _held_when_full(trace: Trace, model: ModelShapes, p: Partition) -> int:
@@ -121,22 +153,28 @@ def _held_when_full(trace: Trace, model: ModelShapes, p: Partition) -> int:
     return int((1 - max(0.0, passed)) * trace.held) + max(0, again) // 2
 
 
-def _without_activations(p: Partition, e: int, micro_batches: int) -> list[Parts]:
+def _without_activations(model: ModelShapes, p: Partition, e: int, micro_batches: int, arriving: bool) -> list[Parts]:
     """Moments after the last pass: gradients are reduced, then stepped."""
-    share, mine, bucket = p.share * e, p.gradients * e, p.bucket * e
-    fp32 = p.share * MASTER_BYTES if e < MASTER_BYTES else 0  # in fp32 a cast copies nothing
+    share, mine, sums = p.share * SUM_BYTES, p.gradients * e, p.whole * SUM_BYTES
+    flat = min(p.whole, ALL_REDUCE_ELEMENTS) * SUM_BYTES
     if p.stage == 0:
-        copies = min(p.whole, ALL_REDUCE_ELEMENTS) * e
-        return [{"gradients": p.whole * e, "reduction": copies}, {"gradients": p.whole * e, "optimizer step": fp32}]
+        return [{"gradients": sums, "reduction": flat}]
+    if (
+        p.stage == 1 and not arriving
+    ):  # one flat group is reduced where it lies; each gradient that comes is cast to be added
+        largest = max(model.sizes) * (e + SUM_BYTES)
+        return [{"gradients": largest}, {"reduction": flat if p.groups > 1 else 0}]
     if p.stage == 1:
-        whole = p.whole * e
+        bucket, part = p.bucket * SUM_BYTES, p.share * SUM_BYTES if e < SUM_BYTES else mine
         reduction = [
-            {"gradients": whole, "reduction": bucket},
-            {"gradients": max(0, whole - bucket) + mine, "reduction": bucket + min(share, bucket)},
+            {"gradients": sums, "reduction": bucket},
+            {"gradients": max(0, sums - bucket) + part, "reduction": bucket + min(share, bucket)},
         ]
-    elif p.stage == 2:
-        earlier = mine if micro_batches > 1 else 0
-        reduction = [{"gradients": earlier + mine, "reduction": bucket + min(share, bucket)}]
-    else:
-        return [{"optimizer step": (share + fp32) * min(p.share, SUB_GROUP_ELEMENTS) // p.share}]
-    return [*reduction, {"gradients": mine, "optimizer step": share + fp32}]
+        return [*reduction, {"gradients": part, "optimizer step": share}]
+    if p.stage == 3:
+        return [{"optimizer step": share * min(p.share, SUB_GROUP_ELEMENTS) // p.share}]
+    if e < SUM_BYTES:  # the sums are flat and in fp32, as the step wants them
+        return [_reduction_of_stage_2(max(model.sizes), p, e, micro_batches)]
+    earlier = mine if micro_batches > 1 else 0
+    reduction = {"gradients": earlier + mine, "reduction": p.bucket * e + min(share, p.bucket * e)}
+    return [reduction, {"gradients": mine, "optimizer step": share}]

@@ -129,7 +129,7 @@ def trace(
     if not deeper:
         return _deepened(counter.trace, 0, 0)
     held = after[-1] - after[-2]  # after the first layer the embeddings' output is still the only hidden state
-    gradients = sum(p.nbytes for p in found[1].parameters() if p.requires_grad)
+    gradients = sum(p.numel() * p.grad_dtype.itemsize for p in found[1].parameters() if p.requires_grad)
     return _deepened(counter.trace, deeper * held, deeper * gradients)
 
 

@@ -59,13 +59,20 @@ def deepspeed_config(
     bucket_elements: int = LARGEST_BUCKET,
     optimizer_on_cpu: bool = False,
 ) -> dict:
-    """The DeepSpeed configuration of a role; micro-batches and their boundaries are ours, so both batch sizes are 1."""
+    """The DeepSpeed configuration of a role; micro-batches and their boundaries are ours, so both batch sizes are 1.
+
+    Gradients of bf16 models add up in fp32. Stage 0 has no setting for that; `TrainedModel` sees to it there. Stages 0 and 1 also send
+    them in fp32: once a step, and what was added up in fp32 then needs no copy. Stages 2 and 3 send each micro-batch's in the model's type.
+    """
     offload = {"offload_optimizer": {"device": "cpu", "pin_memory": torch.cuda.is_available()}}
     return {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
         "gradient_clipping": max_grad_norm,
-        "bf16": {"enabled": dtype == torch.bfloat16},
+        # Stage 1 adds each gradient up as it comes, and drops it: no second copy of all of them in bf16.
+        "bf16": {"enabled": dtype == torch.bfloat16, "immediate_grad_update": True},
+        "data_types": {"grad_accum_dtype": "fp32" if stage else None},
+        "communication_data_type": "fp32" if stage < 2 else None,
         "zero_optimization": {
             "stage": stage,
             "overlap_comm": False,
@@ -106,6 +113,9 @@ class TrainedModel:
         # Stage 0 in bf16 allocates the moments by an empty step, which would shift Adam's bias correction by one.
         for state in optimizer.state.values():
             state["step"].zero_()
+        if options.stage == 0:
+            for p in model.parameters():
+                p.grad_dtype = torch.float32
 
     @property
     def stage(self) -> int:

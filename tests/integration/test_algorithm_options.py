@@ -49,6 +49,7 @@ def test_remax_with_dynamic_sampling_and_everything_around_it(folder, model):
             "normalise": True,
             "unfinished_penalty": 0.5,
         },
+        rollout={"min_new_tokens": 8},
         train={"prompts_per_step": 4, "prompts_per_update": 2, "steps": 3, "micro_batch_tokens": 512},
     )
     (folder / "reward.py").write_text(REWARD + COARSE)
@@ -57,7 +58,8 @@ def test_remax_with_dynamic_sampling_and_everything_around_it(folder, model):
         assert 1 <= line["rollout/rounds"] <= 5 or line["rollout/waited_prompts"] >= 4
         assert line["policy/entropy"] > 0
         assert 0 < line["correction/ess"] < 1.00001
-        assert line["sampler/logprob_diff_mean"] is None or line["sampler/logprob_diff_mean"] < 1e-3
+        # C08: with one of 512 tokens too many in the softmax, log-probs of the first 8 tokens are log(511 / 512) off, 2e-3.
+        assert line["sampler/logprob_diff_mean"] is None or line["sampler/logprob_diff_mean"] < 1e-4
     assert lines[0]["kl/coef"] == 0.1
     assert lines[1]["kl/coef"] != 0.1, "the coefficient follows the KL"
     recorded = load_rollouts(folder / "remax.jsonl")

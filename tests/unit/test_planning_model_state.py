@@ -51,8 +51,17 @@ def test_flat_groups_are_padded_for_every_rank():
 def test_zero_3_cuts_each_parameter_and_keeps_small_ones_whole():
     state = trained_state(_model((1000, 1000), (3,)), world=2, stage=3, element_bytes=2, has_decay=False)
     assert state.weights == 2 * (500_000 + 2 + 3)
-    assert state.gradients == 2 * (1_000_448 + 500_002)  # a bucket, and this rank's share
+    assert state.gradients == 2 * 1_000_448 + 4 * 500_002  # a bucket, and the sums of this rank's share
     assert frozen_bytes(_model((1000, 1000), (3,)), 2, 3, 2) == state.weights
+
+
+@pytest.mark.parametrize(
+    ("stage", "element_bytes", "on_cpu", "elements"),
+    [(0, 2, False, 0), (1, 2, False, 1000), (1, 2, True, 0), (1, 4, False, 0), (2, 2, False, 0)],
+)
+def test_zero_1_keeps_the_fp32_sums_of_all_gradients_of_a_bf16_model(stage, element_bytes, on_cpu, elements):
+    state = trained_state(_model((100, 10)), 4, stage, element_bytes, False, on_cpu)
+    assert state.gradients == 4 * elements
 
 
 def test_fp32_weights_are_their_own_masters_at_stage_0_only():
