@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated
@@ -97,6 +97,10 @@ def train(
     with _errors_for_people():
         cfg = load_run(profile, overrides or [])
         check_start(cfg)
+        from hybrid.start_check import check_models
+
+        resolved = resolve(cfg)
+        changed = check_models(resolved)
         if not dry_run:
             _check_surroundings(cfg)
             keep_caches()
@@ -104,14 +108,15 @@ def train(
 
         with started_functions(cfg):
             if dry_run:
-                _show(resolve(cfg))
+                _show(resolved)
+                _say(changed)
                 return
             from hybrid.config.run_folder import create_run_dir, save_origin
 
             run_dir = create_run_dir(cfg)
             cfg = resolve(cfg, run_dir)
             save_origin(cfg, run_dir, sys.argv)
-            _say_notes(cfg)
+            _say([*cfg.notes, *changed])
             from hybrid.launcher import launch
 
             launch(cfg, run_dir)
@@ -260,11 +265,11 @@ def _show(cfg: RunConfig) -> None:
         share = f"1/{place.processes}"
         table.add_row(str(place.rank), str(place.node), str(place.gpu), ", ".join(place.roles), engine, share)
     Console(width=None if sys.stdout.isatty() else 120).print(table)
-    _say_notes(cfg)
+    _say(cfg.notes)
 
 
-def _say_notes(cfg: RunConfig) -> None:
-    for note in cfg.notes:
+def _say(notes: Iterable[str]) -> None:
+    for note in notes:
         print(f"note: {note}")
 
 

@@ -47,5 +47,9 @@ class RolloutError(HybridError):
     """An engine generated with the wrong weights, or could not take new ones."""
 
 
+class ExportError(HybridError):
+    """The trained model is not where it should be; the message says where it is, or which disk lacked how much."""
+
+
 class TrainingStopped(HybridError):
     """Training was ended on purpose: trainer and sampler disagree, or too many steps were skipped."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hybrid.algorithms.kl import adaptive_kl
@@ -274,16 +273,6 @@ def evaluate(s: Session, progress: Progress) -> dict[str, float | None]:
         samples = s.engines.generate(s.held_out, greedy, step=0, version=progress.weight_version)
         scores = score_by_function(s.eval_reward, samples)
     return {"eval/reward": sum(scores) / len(scores), "eval/accuracy": accuracy(scores)}
-
-
-def export(s: Session) -> Path | None:
-    """Write the trained policy as a Hugging Face folder; its path."""
-    if not s.cfg.checkpoint.export:
-        return None
-    folder = s.run_dir / "model"
-    with s.phase("checkpoint"):
-        s.actor.call("export", str(folder))
-    return folder
 
 
 def plan_rows(s: Session, rows: list[Row], chosen: Sequence[int]) -> Plan:

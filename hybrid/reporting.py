@@ -43,6 +43,7 @@ class Reporter:
         self._stack = ExitStack()
         self._started = time.monotonic()
         self._first: Metrics = {}
+        self._told_full = False
         self._first_token: float | None = None
         self._summary = SummaryData(title=_title(cfg), seconds=0.0)
 
@@ -98,6 +99,11 @@ class Reporter:
         """Write a step's line everywhere."""
         self._add_times(metrics)
         row = self.metrics.write(self._first | metrics | {"step": step, "gpu/utilization": self.gpu.take()})
+        if self.metrics.waits and not self._told_full:
+            self._told_full = True
+            self.console.warn(
+                f"the disk of {self.run_dir} is full: records wait in memory and are lost if it stays full. Free some of it."
+            )
         self._first = {}
         self._summary.rewards.append(row["reward/mean"])
         self._summary.accuracy_end = metrics.get("eval/accuracy")

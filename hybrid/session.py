@@ -12,10 +12,12 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from hybrid.algorithms.logprobs import EndMask
 from hybrid.config import RunConfig, dump, model_source, swap_folder
+from hybrid.config.load import check_report
+from hybrid.config.start_rules import check_room
 from hybrid.data.end_tokens import end_mask
 from hybrid.data.prompts import PromptSource, load_eval, load_prompts
 from hybrid.data.rollouts import RolloutRecorder, check_recorded, load_rollouts
@@ -25,6 +27,7 @@ from hybrid.files import write_atomic
 from hybrid.memory.ledger import Ledger
 from hybrid.memory.node_copy import SUFFIX
 from hybrid.memory.scheduler import MemoryScheduler
+from hybrid.planning.footprint import tier_bytes
 from hybrid.planning.rows import ledger_row
 from hybrid.planning.run import plan_run
 from hybrid.pool import Pool, open_pool
@@ -34,12 +37,9 @@ from hybrid.rewards.check_labels import check_labels
 from hybrid.roles.group import RoleGroup
 from hybrid.roles.objective import UpdateResult
 from hybrid.rollout.group import EngineGroup
+from hybrid.rollout.self_test import self_test_prompts
 from hybrid.startup import TRAINED_PARTS, engine_group, load_all, make_scheduler, spawn_role
-
-SELF_TEST_TEXTS = (
-    "The capital of France is",
-    "One, two, three, four, five, six, seven, eight, nine, ten. Now count backwards:",
-)
+from hybrid.tokenizer import load_tokenizer
 
 
 @dataclass
@@ -100,8 +100,8 @@ class Session:
             self.engine_version = None
 
     def self_test_prompts(self) -> list[list[int]]:
-        """Two prompts of unlike length, so that padding and batching mistakes show."""
-        return [self.tokenizer(text)["input_ids"] for text in SELF_TEST_TEXTS]
+        """See `hybrid.rollout.self_test`."""
+        return self_test_prompts(self.tokenizer, self.cfg.max_sequence_tokens)
 
     def recorded_step(self, step: int) -> list[Sample]:
         """The recorded rollout of `step`. Raises `DataError` when the recording is shorter."""
@@ -137,9 +137,9 @@ def open_session(cfg: RunConfig, run_dir: Path) -> Iterator[Session]:
         cfg = plan.cfg
         write_atomic(run_dir / "profile.yaml", dump(cfg))
         ledger.plan(ledger_row(plan))
-        tokenizer = AutoTokenizer.from_pretrained(
-            str(model_source(cfg, cfg.model.path)), trust_remote_code=cfg.model.trust_remote_code
-        )
+        if cfg.memory.tier == "file":
+            check_report(cfg, check_room(cfg, tier_bytes(plan.prediction, plan.residency)))
+        tokenizer = load_tokenizer(str(model_source(cfg, cfg.model.path)), cfg.model.trust_remote_code)
         report.stage("reading the data")
         prompts = load_prompts(cfg, tokenizer, report.note) if cfg.uses_engines else None
         held_out = load_eval(cfg, tokenizer, report.note) if cfg.uses_engines else []

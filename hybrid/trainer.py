@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hybrid import phases
+from hybrid import closing, phases
 from hybrid.algorithms.rewards import Moments
 from hybrid.collect import collect
 from hybrid.config import RunConfig
@@ -61,13 +61,15 @@ def train(cfg: RunConfig, run_dir: Path) -> None:
             with profiled(s, step):
                 metrics, samples = train_step(s, progress)
                 if step == cfg.train.steps:
-                    metrics |= phases.evaluate(s, progress)
-                    exported = phases.export(s)
+                    with closing.exported_whatever_happens(s, progress):
+                        metrics |= phases.evaluate(s, progress)
+                    exported = closing.export(s)
             s.report.step(step, metrics | s.take_step_totals(), samples)
             phases.guard_kl(s, metrics)
         if s.prompts is not None and (said := left_out(s.cfg, s.prompts)):
             s.report.note(said)
-        s.report.finish(exported)
+        s.report.finish(exported and Path(exported.folder))
+        closing.check_export(exported)
 
 
 def train_step(s: Session, progress: Progress) -> tuple[dict[str, float | None], list[Sample]]:

@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
+from hybrid.config.kind_rules import role_models
 from hybrid.config.paths import is_hub_name, path_roots
 from hybrid.config.resolve import model_config
 from hybrid.config.rules import Finding, is_task, rule
@@ -177,12 +178,13 @@ def engines_split_the_heads(cfg: RunConfig) -> Finding | None:
         )
 
 
-@rule("model.path", "rollout.max_new_tokens", "data.max_prompt_tokens")
-def model_reads_the_longest_sample(cfg: RunConfig) -> Finding | None:
-    longest = (model_config(cfg.model.path) or {}).get("max_position_embeddings")
-    if longest and cfg.max_sequence_tokens > longest:
-        return (
-            f"data.max_prompt_tokens {cfg.data.max_prompt_tokens} + rollout.max_new_tokens {cfg.rollout.max_new_tokens} = "
-            f"{cfg.max_sequence_tokens}, but {cfg.model.path} reads {longest} tokens",
-            "Shorten prompts or responses.",
-        )
+@rule("model.path", "critic", "reference", "reward.model", "rollout.max_new_tokens", "data.max_prompt_tokens")
+def models_read_the_longest_sample(cfg: RunConfig) -> Iterable[Finding]:
+    for key, (path, _) in role_models(cfg).items():
+        longest = (model_config(path) or {}).get("max_position_embeddings")
+        if isinstance(longest, int) and 0 < longest < cfg.max_sequence_tokens:
+            yield (
+                f"data.max_prompt_tokens {cfg.data.max_prompt_tokens} + rollout.max_new_tokens {cfg.rollout.max_new_tokens} = "
+                f"{cfg.max_sequence_tokens}, but {key} {path} reads {longest} tokens",
+                "Shorten prompts or responses.",
+            )

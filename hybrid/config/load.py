@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from hybrid.config import algorithm_rules, file_rules, model_rules  # noqa: F401 (register their rules)
+from hybrid.config import algorithm_rules, file_rules, kind_rules, model_rules  # noqa: F401 (register their rules)
 from hybrid.config.resolve import resolve
 from hybrid.config.rules import find_violations
 from hybrid.config.run import SECTIONS, RunConfig

@@ -42,6 +42,15 @@ def is_hub_name(cfg: RunConfig, value: str) -> bool:
     return owner not in NOT_ON_THE_HUB and not (owner and any((root / owner).is_dir() for root in path_roots(cfg)))
 
 
+def local_model(path: str) -> Path:
+    """The folder with a model's files: `path`, or where the hub's cache keeps it. Raises `FileNotFoundError` where it is not here."""
+    if Path(path).is_dir():
+        return Path(path)
+    from huggingface_hub import snapshot_download  # not needed for folders
+
+    return Path(snapshot_download(path, local_files_only=True))
+
+
 def model_source(cfg: RunConfig, value: str) -> str:
     """What to give to transformers and vLLM: the absolute folder where there is one, else the hub name as it is."""
     path = resolve_path(cfg, value)

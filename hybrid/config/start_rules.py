@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from hybrid.config.checkpoint import weight_elements, weights_problem
+from hybrid.config.kind_rules import role_models
 from hybrid.config.load import check_report
+from hybrid.config.paths import swap_folder
 from hybrid.config.resolve import resolve
 from hybrid.config.run import RunConfig
 from hybrid.config.violations import Violation
 from hybrid.files import nearest_there
 
-WEIGHT_FILES = ("*.safetensors", "*.bin")
+RECORDS_BYTES = 16 * 2**20
+"""Room for logs, metrics and report of a run, on the disk of its folder."""
 
 
 def check_start(cfg: RunConfig) -> None:
@@ -20,20 +25,42 @@ def check_start(cfg: RunConfig) -> None:
     resolved = resolve(cfg)
     named = _run_folder(resolved) if cfg.logging.name else []  # a name of ours, if taken, gets a number
     runs = _folder("logging.runs_dir", Path(resolved.logging.runs_dir))
-    check_report(cfg, [*_weights(resolved), *named, *runs, *_record(resolved), *_swap(resolved)])
+    weights = list(_weights(resolved))
+    room = [] if weights else check_room(resolved)
+    check_report(cfg, [*weights, *named, *runs, *room, *_record(resolved), *_swap(resolved)])
 
 
 def _weights(cfg: RunConfig) -> Iterator[Violation]:
-    models = {"model.path": cfg.model.path, "reward.model": cfg.reward.model}
-    models["critic.path"] = cfg.critic.path if cfg.uses_critic and cfg.critic else None
-    models["reference.path"] = cfg.reference.path if cfg.uses_reference and cfg.reference else None
-    for key, value in models.items():
-        folder = Path(value) if value else None
-        repeated = key != "model.path" and value == cfg.model.path
-        if folder and not repeated and folder.is_dir() and not any(any(folder.glob(p)) for p in WEIGHT_FILES):
-            yield Violation(
-                (key,), f"{key} {value} has no weights ({' or '.join(WEIGHT_FILES)})", "Complete the folder."
-            )
+    for key, (path, _) in role_models(cfg).items():
+        if Path(path).is_dir() and (found := weights_problem(Path(path))):
+            yield Violation((key,), f"{key}: {path} is invalid: {found[0]}", found[1])
+
+
+def check_room(cfg: RunConfig, swap_bytes: int = 0) -> list[Violation]:
+    """What the disk of the run's folder must have free for a resolved `cfg`: the exported model, records, and what leaves memory.
+
+    `swap_bytes`: files of the slow tier on this node, where the plan knows them.
+    """
+    runs, swap = nearest_there(Path(cfg.logging.runs_dir)), nearest_there(swap_folder(cfg))
+    if not runs.is_dir():
+        return []  # another rule says so
+    needed = {"the exported model": export_bytes(cfg), "records": RECORDS_BYTES}
+    if swap.stat().st_dev == runs.stat().st_dev:
+        needed["what leaves memory"] = swap_bytes
+    free, total = shutil.disk_usage(runs).free, sum(needed.values())
+    if free >= total:
+        return []
+    parts = ", ".join(f"{size / 2**20:.1f} MiB for {name}" for name, size in needed.items() if size)
+    said = f"logging.runs_dir: {cfg.logging.runs_dir} is invalid: its disk has {free / 2**20:.1f} MiB free, and the run needs "
+    fix = "Free some, name a folder on another disk, or train without checkpoint.export."
+    return [Violation(("logging.runs_dir",), f"{said}{total / 2**20:.1f} MiB: {parts}", fix)]
+
+
+def export_bytes(cfg: RunConfig) -> int:
+    """Bytes of the model that a run writes at its end; 0 where it writes none or the weights are not here."""
+    if not cfg.checkpoint.export or not Path(cfg.model.path).is_dir():
+        return 0
+    return weight_elements(cfg.model.path) * (4 if cfg.model.dtype == "float32" else 2)
 
 
 def _run_folder(cfg: RunConfig) -> Iterator[Violation]:

@@ -25,7 +25,6 @@ Bytes of moves are counted in storages, bytes of processes measured by the syste
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -34,6 +33,7 @@ from typing import Any
 
 from hybrid.memory.tenants import RankMoved, RankPeak, Tenant
 from hybrid.memory.trend import Growth
+from hybrid.telemetry.jsonl import JsonLines
 
 
 class Ledger:
@@ -45,11 +45,7 @@ class Ledger:
         self._counted: dict[str, int] = {}
         self._peaks: dict[str, int] = {}
         self._seconds: dict[str, float] = {}
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        torn = self.path.exists() and self.path.read_bytes()[-1:] not in (b"", b"\n")
-        self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        if torn:  # A crash cut the last line: do not glue ours to it.
-            os.write(self._file, b"\n")
+        self._lines = JsonLines(self.path)
 
     def tenant(self, tenant: Tenant) -> None:
         """Record that `tenant` exists."""
@@ -115,14 +111,14 @@ class Ledger:
 
     def close(self) -> None:
         """Close the file; rows are on their way to disk already."""
-        os.close(self._file)
+        self._lines.close()
 
     def _add_seconds(self, name: str, seconds: float) -> None:
         self._seconds[name] = self._seconds.get(name, 0.0) + seconds
 
     def _write(self, kind: str, phase: str, **fields: Any) -> None:
         row = {"time": time.time(), "step": self.step, "phase": phase, "kind": kind, **fields}
-        os.write(self._file, json.dumps(row).encode() + b"\n")
+        self._lines.append(json.dumps(row))
 
 
 def _known(peak: RankPeak) -> dict[str, Any]:

@@ -164,9 +164,11 @@ def _device_used(cfg: RunConfig) -> int:
 
 def make_probe_model(folder: Path, tokenizer_of: str, trust_remote_code: bool) -> Path:
     """A causal LM of few parameters for the tokenizer of `tokenizer_of`, with random weights."""
-    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+    from transformers import LlamaConfig, LlamaForCausalLM
 
-    tokenizer = AutoTokenizer.from_pretrained(tokenizer_of, trust_remote_code=trust_remote_code)
+    from hybrid.tokenizer import load_tokenizer
+
+    tokenizer = load_tokenizer(tokenizer_of, trust_remote_code)
     config = LlamaConfig(
         vocab_size=-(-len(tokenizer) // 64) * 64,
         hidden_size=128,

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from hybrid.algorithms.logprobs import EndMask
-from hybrid.roles.export import export_model
+from hybrid.roles.export import Exported, export_model, gather
 from hybrid.roles.models import ModelOptions, load_policy
 from hybrid.roles.objective import Fed, PolicyObjective, PolicyRow, UpdateResult, check_sampler
 from hybrid.roles.packing import Row
@@ -50,7 +50,7 @@ class ActorWorker(PolicyForward):
     def load(self, options: ModelOptions, zero: ZeroOptions) -> dict[str, int]:
         """Load the model under DeepSpeed and return the bytes of each part."""
         self.share_prompts = options.share_prompts
-        self.path = options.path
+        self.path, self.trust_remote_code = options.path, options.trust_remote_code
         policy = load_partitioned(zero.stage, options.dtype, lambda: load_policy(options))
         self.model = TrainedModel(policy, zero)
         return self.settle()
@@ -94,8 +94,14 @@ class ActorWorker(PolicyForward):
         """Give every engine the present weights as `version`; all ranks at once."""
         self.sender.send(self.weights, version)
 
-    def export(self, folder: str) -> None:
-        """Write a Hugging Face folder from rank 0; all ranks take part."""
+    def export(self, folder: str, swap_dir: str | None) -> Exported | None:
+        """Write a Hugging Face folder from rank 0, which says where it is; all ranks take part. `swap_dir`: where to write it when the
+        folder's disk is full.
+
+        Raises `ExportError` when no disk takes the weights.
+        """
         hf = self.model.module.hf
         weights = WeightBuckets(hf, self.model.options.stage, EXPORT_BUCKET_BYTES, as_loaded=True)
-        export_model(hf, weights, self.path, Path(folder), is_writer=self.rank == 0)
+        state = gather(weights, is_writer=self.rank == 0)
+        if self.rank == 0:
+            return export_model(hf, state, self.path, Path(folder), swap_dir, self.trust_remote_code)

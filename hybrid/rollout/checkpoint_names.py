@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
+from hybrid.config.checkpoint import tensors, weight_files
 from hybrid.errors import RolloutError
 
 Shapes = dict[str, tuple[int, ...]]
@@ -14,25 +14,15 @@ NOT_WEIGHTS = ("rotary_emb.inv_freq", "masked_bias", ".attn.bias")
 
 
 def checkpoint_shapes(folder: str | Path) -> Shapes:
-    """Name -> shape of every tensor in the folder's safetensors files. Raises `RolloutError` when there are none."""
-    files = sorted(Path(folder).glob("*.safetensors"))
-    index = Path(folder) / "model.safetensors.index.json"
-    if index.exists():
-        files = [
-            Path(folder) / name
-            for name in sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        ]
+    """Name -> shape of every tensor in the folder's `weight_files`. Raises `RolloutError` when there are none."""
+    files = weight_files(folder)
     if not files:
         raise RolloutError(
             f"{folder} holds no safetensors weights; save the model with transformers' `save_pretrained`."
         )
     shapes: Shapes = {}
     for file in files:
-        with open(file, "rb") as f:
-            header = json.loads(f.read(int.from_bytes(f.read(8), "little")))
-        shapes |= {
-            n: tuple(v["shape"]) for n, v in header.items() if n != "__metadata__" and not n.endswith(NOT_WEIGHTS)
-        }
+        shapes |= {n: tuple(v["shape"]) for n, v in tensors(file).items() if not n.endswith(NOT_WEIGHTS)}
     return shapes
 
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from hybrid.config.paths import local_model
 from hybrid.errors import RolloutError
 from hybrid.garbage import resume_gc
 from hybrid.memory.probe import PeakSampler, held_and_shared, process_bytes
@@ -45,11 +46,12 @@ class Engine:
         os.environ.update(vllm_setup.environment(self.options))
         os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)  # whole GiB only, and it would override our bytes
         try:
-            self.llm = vllm_setup.build(self.options)
+            with vllm_setup.without_strays(self.options.model_path) as folder:
+                self.llm = vllm_setup.build(self.options, folder)
         except ValueError as error:
             hint = vllm_setup.foreign_variables(self.options, os.environ)
             raise RolloutError(f"vLLM refuses to start with {self.options}: {error}{hint}") from error
-        self._expected = checkpoint_shapes(vllm_setup.model_folder(self.options.model_path))
+        self._expected = checkpoint_shapes(local_model(self.options.model_path))
         self.resident = set(PARTS)
         self.weight_version = 0
         self._whole = True
@@ -85,8 +87,8 @@ class Engine:
         longest = max(len(r.token_ids) for r in requests)
         if longest + sampling.max_new_tokens > self.options.max_model_len:
             raise RolloutError(
-                f"A prompt of {longest} tokens and {sampling.max_new_tokens} new ones exceed max_model_len={self.options.max_model_len}: "
-                "lower rollout.max_new_tokens or data.max_prompt_tokens."
+                f"A prompt of {longest} tokens and {sampling.max_new_tokens} new ones exceed max_model_len={self.options.max_model_len}, "
+                f"which is data.max_prompt_tokens + rollout.max_new_tokens. Set data.max_prompt_tokens={longest}, or leave the prompt out."
             )
         if any(r.seed is not None for r in requests):
             self.llm.reset_prefix_cache()  # a cached prefix changes the shapes of the pass, and with them the last bits

@@ -14,6 +14,7 @@ from hybrid.rollout.dispatch import assign, engine_seed, request_seed
 from hybrid.rollout.engine import Engine
 from hybrid.rollout.requests import Completion, EngineOptions, GenerateRequest, SamplingOptions
 from hybrid.rollout.residency import MOVABLE, PARTS
+from hybrid.rollout.self_test import self_test_tokens
 from hybrid.supervision import Call, Worker
 
 ROLE = "rollout"
@@ -139,15 +140,13 @@ class EngineGroup:
         """`Engine.stats` of every engine."""
         return self._all("stats", what="state of the engines", timeout_s=timeout_s)
 
-    def self_test(
-        self, score: ScoreFn, prompts: list[list[int]], *, bound: float, version: int, max_new_tokens: int = 12
-    ) -> float:
+    def self_test(self, score: ScoreFn, prompts: list[list[int]], *, bound: float, version: int) -> float:
         """Generate greedily on every engine and let the trainer score the tokens; returns the mean absolute log-prob difference in nats.
 
         Generating, and not only scoring prompts, is the point: a stale or moved weight can corrupt decoding alone. Comparing log-probs
         rather than tokens passes over near-ties. Raises `RolloutError` when an engine's mean exceeds `bound`.
         """
-        sampling = SamplingOptions(max_new_tokens, temperature=0.0)
+        sampling = SamplingOptions(self_test_tokens(self.options.max_model_len), temperature=0.0)
         requests = [GenerateRequest(ids) for ids in prompts]
         answers = self._all("generate", requests, sampling, version, what="self-test", timeout_s=self.call_timeout_s)
         completions = [group[0] for answer in answers for group in answer]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hybrid.config.checkpoint import INDEX, SINGLE, weight_files
 from hybrid.rollout.requests import BLOCK_TOKENS, EngineOptions, SamplingOptions
 
 if TYPE_CHECKING:
@@ -47,8 +50,8 @@ def foreign_variables(options: EngineOptions, environ: Mapping[str, str]) -> str
     return f"\nThese variables of vLLM are set: {given}. Try without them: unset {' '.join(names)}"
 
 
-def build(options: EngineOptions) -> LLM:
-    """Start vLLM. Raises vLLM's ValueError when options do not fit the model or the machine."""
+def build(options: EngineOptions, folder: str) -> LLM:
+    """Start vLLM on the model in `folder`. Raises vLLM's ValueError when options do not fit the model or the machine."""
     import torch
     from vllm import LLM
 
@@ -61,7 +64,11 @@ def build(options: EngineOptions) -> LLM:
         else {"enable_sleep_mode": True}
     )
     return LLM(
-        model=options.model_path,
+        model=folder,
+        # Left open, vLLM prefers Mistral's own files where a folder has them, too.
+        config_format="hf",
+        tokenizer_mode="hf",
+        load_format="safetensors",
         dtype=options.dtype,
         trust_remote_code=options.trust_remote_code,
         tensor_parallel_size=options.tensor_parallel_size,
@@ -118,10 +125,21 @@ def sampling_params(options: SamplingOptions, seed: int | None) -> SamplingParam
     )
 
 
-def model_folder(path: str) -> Path:
-    """The folder with the model's files: `path`, or where the hub's cache keeps it (vLLM has downloaded it by then)."""
-    if Path(path).is_dir():
-        return Path(path)
-    from huggingface_hub import snapshot_download
+@contextmanager
+def without_strays(path: str) -> Iterator[str]:
+    """`path`; where weights of another kind lie in the folder, one of links to all the rest, for vLLM loads every safetensors file.
 
-    return Path(snapshot_download(path, local_files_only=True))
+    Needed only while vLLM loads.
+    """
+    folder = Path(path)
+    wanted = {file.name for file in weight_files(folder)} if folder.is_dir() else set()
+    strays = {file.name for file in folder.glob("*.safetensors")} - wanted
+    if not wanted or not strays:
+        yield path
+        return
+    left_out = strays | {"adapter_config.json", "params.json"} | ({INDEX} if SINGLE in wanted else set())
+    with tempfile.TemporaryDirectory(prefix="hybrid-model-") as links:
+        for entry in folder.iterdir():
+            if entry.name not in left_out:
+                (Path(links) / entry.name).symlink_to(entry.absolute())
+        yield links

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Iterator
@@ -10,27 +11,44 @@ from typing import Any
 
 from hybrid.errors import DataError
 
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+
 
 class JsonLines:
-    """Appends whole lines to `path`; each is with the system when `append` returns. A line that a crash cut is removed first."""
+    """Appends whole lines to `path`; each is with the system when `append` returns. A line that a crash cut is removed first.
+
+    While the disk is full, lines wait in memory and go with the next one: a record must not end the run that it is a record of.
+    """
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         os.ftruncate(self._file, _whole_bytes(self._file))
+        self.waiting = b""
+        """What the disk has not taken yet."""
 
     def append(self, text: str) -> None:
-        """Write one line; `text` is JSON without line breaks. Raises `OSError` when the disk is full.
+        """Write one line; `text` is JSON without line breaks. Raises `OSError` for what is not a full disk.
 
         A lone surrogate, which UTF-8 has no bytes for, is written as JSON's escape of it.
         """
-        line = memoryview(text.encode(errors="backslashreplace") + b"\n")
-        while line:
-            line = line[os.write(self._file, line) :]
+        self.waiting += text.encode(errors="backslashreplace") + b"\n"
+        self._write()
 
     def close(self) -> None:
-        os.close(self._file)
+        try:
+            self._write()
+        finally:
+            os.close(self._file)
+
+    def _write(self) -> None:
+        try:
+            while self.waiting:
+                self.waiting = self.waiting[os.write(self._file, self.waiting) :]
+        except OSError as error:
+            if error.errno not in DISK_FULL:
+                raise
 
 
 def read_lines(path: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:

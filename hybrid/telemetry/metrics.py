@@ -104,6 +104,11 @@ class MetricsWriter:
         self._lines.append(json.dumps(row, allow_nan=False))
         return row
 
+    @property
+    def waits(self) -> bool:
+        """Whether the disk is too full for what was written last."""
+        return bool(self._lines.waiting)
+
     def close(self) -> None:
         self._lines.close()
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy
 import pytest
+from safetensors.numpy import save_file
 
 from hybrid.config import check, check_start, load_run
 from hybrid.errors import ConfigError
@@ -138,12 +140,12 @@ def starting(profile: Path, *overrides: str) -> str:
 
 @pytest.fixture
 def weights(profile):
-    (profile.parent.parent / "models" / "tiny" / "model.safetensors").write_bytes(b"")
+    save_file({"w": numpy.zeros(4, numpy.float32)}, profile.parent.parent / "models" / "tiny" / "model.safetensors")
 
 
 def test_a_folder_without_weights_is_planned_but_not_started(profile):
     load_run(profile)
-    assert "models/tiny has no weights" in starting(profile)
+    assert "it has no weights (model.safetensors" in starting(profile)
 
 
 @pytest.mark.usefixtures("weights")

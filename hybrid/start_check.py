@@ -1,0 +1,173 @@
+"""What only transformers can tell about the models of a run: whether each loads whole, reads its tokenizer's tokens, and can be exported.
+
+Done on the driver before anything starts, without reading weights: a mistake found here would otherwise end the run after minutes, or at
+its very end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from hybrid.config import RunConfig
+from hybrid.config.checkpoint import weight_files
+from hybrid.config.kind_rules import USES, config_problem, json_config, role_models
+from hybrid.config.load import check_report
+from hybrid.config.paths import local_model
+from hybrid.config.violations import Violation
+
+MAKE_AGAIN = "Copy or download the model again, or name another one."
+
+
+def check_models(cfg: RunConfig) -> list[str]:
+    """Notes on what an export of the resolved `cfg` changes. Raises `ConfigError` with all that keeps its models from being trained.
+
+    Models that are hub names, and not in the hub's cache, are left to the run.
+    """
+    here = {key: (folder, kind) for key, (path, kind) in role_models(cfg).items() if (folder := _here(path))}
+    if not here:
+        return []
+    import transformers
+
+    shown = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()  # what it warns about is an error here, in one sentence
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        violations = [v for key, (folder, kind) in here.items() for v in _model(cfg, key, folder, kind)]
+        check_report(cfg, violations)
+        return _export(cfg, *here["model.path"]) if "model.path" in here else []
+    finally:
+        transformers.logging.set_verbosity(shown)
+
+
+def _here(path: str) -> Path | None:
+    try:
+        folder = local_model(path)
+    except Exception:  # the hub's client has many classes for a model that is not in its cache
+        return None
+    return folder if (folder / "config.json").is_file() else None
+
+
+def _model(cfg: RunConfig, key: str, folder: Path, kind: str) -> Iterator[Violation]:
+    config = json_config(folder) or {}
+    found = config_problem(config, kind) or _load_problem(cfg, folder, kind) or _adapter_problem(folder)
+    if found is None and (kind == "reward" or key == "model.path"):
+        found = _token_problem(cfg, key, folder)
+    if found is not None:
+        yield Violation((key,), f"{key}: {folder} is invalid: {found[0]}", found[1])
+
+
+def _load_problem(cfg: RunConfig, folder: Path, kind: str) -> tuple[str, str] | None:
+    """Loads the model on torch's meta device, as its role will: names and shapes are compared, no weights are read."""
+    import transformers
+
+    trust = cfg.model.trust_remote_code
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=trust, local_files_only=True)
+        if getattr(config, "is_encoder_decoder", False):
+            return "it is an encoder-decoder model, and only models of one stack are supported", f"Name {USES[kind]}."
+        classifier = kind == "reward" or (kind == "critic" and _is_classifier(config))
+        if classifier and config.num_labels != 1:
+            return (
+                f"it has {config.num_labels} labels; {USES['reward']} has one",
+                "Name a sequence classifier with one label.",
+            )
+        if said := _unreadable_generation_config(folder):
+            return said
+        if not weight_files(folder):
+            return None  # of a hub name, not yet downloaded
+        auto = transformers.AutoModelForCausalLM if kind == "policy" else transformers.AutoModel
+        auto = transformers.AutoModelForSequenceClassification if classifier else auto
+        _, told = auto.from_pretrained(
+            folder,
+            config=config,
+            device_map="meta",
+            output_loading_info=True,
+            trust_remote_code=trust,
+            local_files_only=True,
+        )
+    except Exception as error:  # what broken or unknown files lead to in transformers has no bounded list of classes
+        return _refusal(error)
+    missing = sorted(told["missing_keys"])
+    if missing:
+        some = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+        return f"its weights lack {some}, which would be random numbers", f"Name {USES[kind]} that is whole."
+    return None
+
+
+def _unreadable_generation_config(folder: Path) -> tuple[str, str] | None:
+    from transformers import GenerationConfig
+
+    try:
+        GenerationConfig.from_pretrained(folder, local_files_only=True)
+    except OSError:
+        return None  # there is none, or one that is not JSON: transformers and vLLM go on without
+    except Exception as error:
+        said = " ".join(str(error).split())[:300]
+        return f"its generation_config.json cannot be read ({said})", "Correct the file, or remove it."
+    return None
+
+
+def _is_classifier(config: Any) -> bool:
+    return any(name.endswith("ForSequenceClassification") for name in config.architectures or ())
+
+
+def _refusal(error: Exception) -> tuple[str, str]:
+    said = " ".join(str(error).split())
+    if "custom code" in said:
+        return (
+            "it has code of its own, and model.trust_remote_code is false",
+            "Read that code, then set model.trust_remote_code=true, or name another model.",
+        )
+    return f"transformers cannot load it ({type(error).__name__}: {said[:300]})", MAKE_AGAIN
+
+
+def _adapter_problem(folder: Path) -> tuple[str, str] | None:
+    """Where peft is installed, transformers puts an adapter that lies beside the weights on them, and vLLM does not."""
+    from transformers.utils import is_peft_available
+
+    if (folder / "adapter_config.json").is_file() and is_peft_available():
+        return (
+            "it holds a LoRA adapter beside the weights, and with peft installed transformers loads both",
+            "Move adapter_config.json and adapter_model.safetensors to another folder.",
+        )
+    return None
+
+
+def _token_problem(cfg: RunConfig, key: str, folder: Path) -> tuple[str, str] | None:
+    """Token ids that the embedding lacks; a larger embedding is usual, for rows are padded to a multiple.
+
+    Raises `ConfigError` where there is no tokenizer.
+    """
+    from transformers import AutoConfig
+
+    from hybrid.tokenizer import load_tokenizer
+
+    trust = cfg.model.trust_remote_code
+    tokenizer = load_tokenizer(str(folder), trust, key, local=True)
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=trust, local_files_only=True).get_text_config()
+    rows = config.vocab_size
+    beyond = sorted((i, token) for token, i in tokenizer.get_vocab().items() if i >= rows)
+    if beyond:
+        some = ", ".join(f"{token} ({i})" for i, token in beyond[:3]) + (" ..." if len(beyond) > 3 else "")
+        return (
+            f"its tokenizer has {len(beyond)} tokens beyond the {rows} rows of the embedding: {some}",
+            f"Take the tokenizer that belongs to the model, or enlarge the model once: resize_token_embeddings({beyond[-1][0] + 1}).",
+        )
+    for file in ("config.json", "generation_config.json"):
+        ends = (json_config(folder, file) or {}).get("eos_token_id")
+        for end in ends if isinstance(ends, list) else [ends]:
+            if end is not None and (type(end) is not int or not 0 <= end < rows):
+                return f"eos_token_id {end!r} in its {file} is no token of the {rows} that it has", "Correct the file."
+    return None
+
+
+def _export(cfg: RunConfig, folder: Path, _kind: str) -> list[str]:
+    from hybrid.roles.export_files import try_export
+    from hybrid.tokenizer import load_tokenizer
+
+    if not cfg.checkpoint.export:
+        return []
+    trust = cfg.model.trust_remote_code
+    return try_export(str(folder), load_tokenizer(str(folder), trust, local=True), cfg.model.dtype, trust)
