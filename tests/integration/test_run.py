@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import shutil
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
@@ -23,11 +25,21 @@ EXACT = ("reward/mean", "loss/policy", "grad_norm/actor", "kl/sampler", "respons
 ALL_SAMPLES = "logging.samples_per_step=16"
 
 
+def as_published(model: Path) -> Path:
+    """`model` with what publishers leave beside it: weights of other kinds (C17) and sampling without do_sample (C01)."""
+    shutil.copy(model / "model.safetensors", model / "consolidated.safetensors")
+    (model / "adapter_model.safetensors").write_bytes(b"not the model's")
+    (model / "adapter_config.json").write_text("{}")
+    (model / "params.json").write_text("{}")
+    (model / "generation_config.json").write_text('{"do_sample": false, "temperature": 0.6, "eos_token_id": 2}')
+    return model
+
+
 @pytest.fixture(scope="module")
 def swapped(tmp_path_factory):
     """A recorded run in which everything moves, its second step on a timeline. Engines answer one prompt after another."""
     folder = tmp_path_factory.mktemp("runs")
-    path = profile(folder, make_tiny_llama(folder / "model"), rollout={"max_num_seqs": 4})
+    path = profile(folder, as_published(make_tiny_llama(folder / "model")), rollout={"max_num_seqs": 4})
     moves = "memory.policy=swap_all", "logging.profile=2", ALL_SAMPLES, f"rollout.record={folder / 'rollouts.jsonl'}"
     return folder, path, run(path, folder / "swapped", *moves)
 
@@ -138,13 +150,16 @@ def test_training_changed_the_weights_that_generate(swapped):
 
 
 def test_transformers_and_vllm_load_the_exported_folder_and_agree(swapped):
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
     folder, _, _ = swapped
     exported = folder / "swapped" / "model"
     stored = weights(folder / "swapped")
     loaded = AutoModelForCausalLM.from_pretrained(exported, dtype=torch.float32).state_dict()
     assert all(torch.equal(stored[name], value) for name, value in loaded.items() if name in stored)
+    sampling = GenerationConfig.from_pretrained(exported)
+    assert (sampling.do_sample, sampling.temperature, sampling.eos_token_id) == (True, 0.6, 2)
+    assert [file.name for file in exported.glob("*.safetensors")] == ["model.safetensors"]
 
     prompts = [AutoTokenizer.from_pretrained(exported)(text)["input_ids"] for text in ("Say a", "Tell me more")]
     with EngineProcess(EngineOptions(str(exported), "float32", "cpu", 2**25, 128, max_num_seqs=4, threads=1)) as engine:
