@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import prod
+
 import torch
 
 from hybrid.config import RunConfig
@@ -229,6 +231,8 @@ class _Run:
         whole, largest = model.elements * self.element, max(model.sizes) * self.element
         bucket = min(whole, max(self.cfg.rollout.weight_bucket, largest))
         parts = {"weight bucket": bucket, "layer in transfer": largest_layer_bytes(model, self.tp, self.element)}
+        if joined := sum(prod(shape) for _, shape in model.parameters if len(shape) > 2) * self.element:
+            parts["experts taken apart"] = min(bucket, joined)
         return parts | ({"gathered parameters": 2 * bucket} if self.stage("actor") == 3 else {})
 
     def export(self) -> Parts:

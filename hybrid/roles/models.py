@@ -158,13 +158,19 @@ def _config(options: ModelOptions) -> PretrainedConfig:
 def _load(auto: type, options: ModelOptions) -> nn.Module:
     config = _config(options)
     implementation = attention.NAME if options.attention == "sdpa" else options.attention
-    model = auto.from_pretrained(
+    model, found = auto.from_pretrained(
         options.path,
         config=config,
         dtype=options.dtype,
         attn_implementation=implementation,
         trust_remote_code=options.trust_remote_code,
+        output_loading_info=True,
     )
+    if missing := sorted(found["missing_keys"]):
+        raise ConfigError(
+            f"{options.path} is invalid as a model: its files lack {len(missing)} weights, such as `{missing[0]}`, which would be random. "
+            "Complete the folder."
+        )
     if options.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return _own_memory(model)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 
 import pytest
 
-from tests.integration.architecture_row import _options, architecture_row, table
+from tests.integration.architecture_row import architecture_row, engine_options, table
 from tests.integration.engine_process import EngineProcess
 from tests.tiny_architectures import TRAINED
 
@@ -19,8 +20,8 @@ def test_every_architecture_is_exact_from_plan_to_export(tmp_path, capsys):
 
     names = os.environ.get("HYBRID_ARCHITECTURES", " ".join(TRAINED)).split()
     rows, failed = [], {}
-    process = EngineProcess(_options(tmp_path, torch.float32))
-    try:
+    with ExitStack() as stack:
+        process = stack.push(EngineProcess(engine_options(tmp_path, torch.float32)))
         for name in names:
             try:
                 rows.append(architecture_row(process, name, tmp_path))
@@ -28,8 +29,6 @@ def test_every_architecture_is_exact_from_plan_to_export(tmp_path, capsys):
                 failed[name] = f"{type(error).__name__}: {str(error)[:300]}"
             with capsys.disabled():
                 print(f"\n{name}: {failed.get(name) or ' '.join(rows[-1].cells()[1:])}", flush=True)
-    finally:
-        process._process.kill()
     with capsys.disabled():
         print(f"\n{table(rows)}")
     assert not failed

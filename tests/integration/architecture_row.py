@@ -74,6 +74,7 @@ class ArchitectureRow:
             and self.packed <= 1e-5
             and self.gradient <= 1e-4
             and self.self_test < (0.02 if bf16 else 0.002)
+            and self.stale > 10 * self.self_test
             and self.stale > 0.1
             and self.export_trainer <= 1e-5
             and self.export_engine <= (0.05 if bf16 else 1e-4)
@@ -86,9 +87,9 @@ def architecture_row(engine: EngineProcess, name: str, folder: Path) -> Architec
     source = make_tiny_architecture(name, folder / name)
     ours, theirs, apart = gradient_norms(source)
     assert ours > 0
-    engine.become(_options(source, dtype))
+    engine.become(engine_options(source, dtype))
     policy = load(source, dtype).eval()
-    before = _train(policy)
+    before = _train(policy, 0.02 if dtype == torch.bfloat16 else 0.05)
     make_sender("shm", 0, [engine], BUCKET_BYTES).send(WeightBuckets(policy.hf, 0, BUCKET_BYTES), 1)
     answers = _greedy(engine, 1)
     self_test = _mean_difference(policy, answers)
@@ -99,7 +100,7 @@ def architecture_row(engine: EngineProcess, name: str, folder: Path) -> Architec
         plain = (packed_logprobs(policy.float()) - plain_logprobs(eager(out))).abs().max()
     policy.load_state_dict(before)
     stale = _mean_difference(policy.to(dtype), answers)
-    engine.become(_options(out, dtype))
+    engine.become(engine_options(out, dtype))
     again = _greedy(engine, 0)
     pairs = [(a, b) for x, y in zip(answers, again, strict=True) for a, b in zip(x.logprobs, y.logprobs, strict=False)]
     return ArchitectureRow(
@@ -126,19 +127,19 @@ def _dtype(name: str) -> torch.dtype:
     return torch.bfloat16 if "kv_lora_rank" in TRAINED[name][1] else torch.float32
 
 
-def _options(folder: Path, dtype: torch.dtype) -> EngineOptions:
+def engine_options(folder: Path, dtype: torch.dtype) -> EngineOptions:
     return EngineOptions(
         str(folder), str(dtype).removeprefix("torch."), "cpu", 32 * 2**20, max_model_len=128, max_num_seqs=8
     )
 
 
-def _train(policy: PolicyModel) -> dict[str, torch.Tensor]:
-    """Change every parameter, as training would; returns what was before."""
+def _train(policy: PolicyModel, scale: float) -> dict[str, torch.Tensor]:
+    """Change every parameter, as training would; returns what was before. bf16 rounds more where logits are large."""
     before = {name: tensor.clone() for name, tensor in policy.state_dict().items()}
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():
         for parameter in policy.parameters():
-            parameter += 0.05 * torch.randn(parameter.shape, generator=generator).to(parameter.dtype)
+            parameter += scale * torch.randn(parameter.shape, generator=generator).to(parameter.dtype)
     return before
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 import torch
 
@@ -91,3 +93,14 @@ def test_experts_are_planned_in_fp32(folders):
         ).held
 
     assert held(torch.bfloat16) < held(torch.float32) < 2 * held(torch.bfloat16)
+
+
+def test_weights_that_the_files_lack_are_an_error(folders, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(folders("llama"), tmp_path / "model")
+    weights = load_file(tmp_path / "model" / "model.safetensors")
+    del weights["lm_head.weight"]
+    save_file(weights, tmp_path / "model" / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ConfigError, match="lack 1 weights, such as `lm_head"):
+        load(tmp_path / "model")
