@@ -166,7 +166,7 @@ def _load(auto: type, options: ModelOptions) -> nn.Module:
         trust_remote_code=options.trust_remote_code,
         output_loading_info=True,
     )
-    if missing := sorted(found["missing_keys"]):
+    if missing := sorted(set(found["missing_keys"]) - set(getattr(model, "all_tied_weights_keys", None) or ())):
         raise ConfigError(
             f"{options.path} is invalid as a model: its files lack {len(missing)} weights, such as `{missing[0]}`, which would be random. "
             "Complete the folder."

@@ -9,6 +9,8 @@ from hybrid.errors import RolloutError
 
 Shapes = dict[str, tuple[int, ...]]
 
+HEADS = ("lm_head.weight", "embed_out.weight")
+"""Names of heads. One that is tied to the embeddings may lie in a checkpoint and is never sent."""
 NOT_WEIGHTS = ("rotary_emb.inv_freq", "masked_bias", ".attn.bias")
 """Constants that some checkpoints carry and no parameter has."""
 
@@ -44,7 +46,7 @@ def check_bucket(expected: Shapes, received: set[str], names: list[str], shapes:
 def check_complete(expected: Shapes, received: set[str], needed: set[str]) -> None:
     """Raise `RolloutError` when an update ends without weights that vLLM takes: `needed`, of those that were not sent.
 
-    A checkpoint may hold others: a head that is tied to the embeddings, a value head, layers that predict further tokens.
+    A checkpoint may hold others: a value head, layers that predict further tokens.
     """
     missing = (set(expected) - received) & needed
     if missing:

@@ -16,7 +16,7 @@ from hybrid.errors import RolloutError
 from hybrid.garbage import resume_gc
 from hybrid.memory.probe import PeakSampler, held_and_shared, process_bytes
 from hybrid.rollout import vllm_setup
-from hybrid.rollout.checkpoint_names import check_bucket, check_complete, checkpoint_shapes
+from hybrid.rollout.checkpoint_names import HEADS, check_bucket, check_complete, checkpoint_shapes
 from hybrid.rollout.requests import Completion, EngineOptions, GenerateRequest, SamplingOptions, tokens_held_at_most
 from hybrid.rollout.residency import MOVABLE, PARTS, check_come, check_leave
 from hybrid.rollout.stepping import Finished, finished, settle
@@ -209,7 +209,8 @@ class Engine:
         """Close the update. Raises `RolloutError` when weights are missing or a layer did not take them. Cached prefixes are dropped."""
         if self._received is None:
             raise RolloutError("Weight sync: finish_weight_update without start_weight_update.")
-        unasked = set(self._expected) - self._received - self._unused
+        tied = HEADS if getattr(self.llm.model_config.hf_text_config, "tie_word_embeddings", False) else ()
+        unasked = set(self._expected) - self._received - self._unused - set(tied)
         needed = self._taken(sorted(unasked)) if unasked else set()
         check_complete(self._expected, self._received, needed)
         self._unused |= unasked

@@ -9,7 +9,7 @@ import torch
 
 from hybrid.data.batches import Lengths
 from hybrid.planning.passes import packed_pass
-from hybrid.roles.export import export_model
+from hybrid.roles.export import export_model, gather
 from hybrid.roles.models import PolicyModel
 from hybrid.roles.packing import Row
 from hybrid.roles.weights import WeightBuckets
@@ -94,7 +94,8 @@ def architecture_row(engine: EngineProcess, name: str, folder: Path) -> Architec
     answers = _greedy(engine, 1)
     self_test = _mean_difference(policy, answers)
     out = folder / f"{name}-export"
-    export_model(policy.hf, WeightBuckets(policy.hf, 0, BUCKET_BYTES, as_loaded=True), str(source), out, True)
+    state = gather(WeightBuckets(policy.hf, 0, BUCKET_BYTES, as_loaded=True), is_writer=True)
+    assert export_model(policy.hf, state, str(source), out, None, False).problem is None
     with torch.no_grad():
         exported = (packed_logprobs(policy) - packed_logprobs(load(out, dtype).eval())).abs().max()
         plain = (packed_logprobs(policy.float()) - plain_logprobs(eager(out))).abs().max()

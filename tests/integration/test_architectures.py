@@ -14,6 +14,7 @@ from hybrid.rollout.sender import make_sender
 from tests.architecture_checks import load
 from tests.integration.architecture_row import BUCKET_BYTES, architecture_row, engine_options
 from tests.integration.engine_process import EngineProcess
+from tests.integration.ranks import run_ranks
 from tests.tiny_architectures import make_tiny_architecture
 
 pytestmark = pytest.mark.timeout(300)
@@ -29,6 +30,41 @@ def engine(tmp_path_factory):
 def test_c05_c06_an_architecture_is_exact_from_plan_to_export(engine, tmp_path, name):
     row = architecture_row(engine, name, tmp_path)
     assert row.is_exact(), row
+
+
+def _gathered(rank, world, port, folders):
+    """The weights that each model sends under ZeRO-3, on this rank."""
+    import os
+
+    import torch
+    from torch import distributed as dist
+
+    from hybrid.roles.models import ModelOptions, load_policy
+    from hybrid.roles.zero import FrozenModel, load_deepspeed, load_partitioned
+
+    os.environ |= {"DS_ACCELERATOR": "cpu", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank)}
+    dist.init_process_group("gloo", rank=rank, world_size=world)
+    load_deepspeed().init_distributed("gloo", auto_mpi_discovery=False)
+    sent = {}
+    for folder in folders:
+        options = ModelOptions(folder, torch.float32, "sdpa")
+        model = FrozenModel(
+            load_partitioned(3, torch.float32, lambda options=options: load_policy(options)), 3, torch.float32
+        )
+        buckets = WeightBuckets(model.module.hf, 3, BUCKET_BYTES)
+        sent[folder] = {name: tensor.clone().numpy() for bucket in buckets for name, tensor in bucket}
+        assert [name for name, _, _ in buckets.names_shapes()] == list(sent[folder])
+    return sent
+
+
+def test_zero_3_gathers_the_weights_of_the_checkpoint(tmp_path):
+    folders = [str(make_tiny_architecture(n, tmp_path / n)) for n in ("qwen3_moe", "llama_tied", "deepseek_v3")]
+    for sent in run_ranks(_gathered, folders):
+        for folder, weights in sent.items():
+            on_disk = load_file(f"{folder}/model.safetensors")
+            assert weights.keys() == on_disk.keys()
+            assert all(torch.equal(torch.from_numpy(weights[name]), on_disk[name]) for name in on_disk)
 
 
 def test_only_weights_that_vllm_takes_must_arrive(engine, tmp_path):
