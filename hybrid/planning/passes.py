@@ -15,6 +15,7 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
 from hybrid.data.batches import Lengths
+from hybrid.errors import ConfigError
 from hybrid.planning.shapes import build, model_errors, read_config
 from hybrid.planning.working_set import Trace, trace
 from hybrid.roles import attention
@@ -67,7 +68,7 @@ def packed_pass(
         logprobs, entropies = model(batch, temperature, with_entropy, entropy_gradient)
         return logprobs + entropies if with_entropy and entropy_gradient else logprobs
 
-    with model_errors(path), _grouped_product(dtype):
+    with model_errors(path), _grouped_product(dtype), _attention_is_called(path, name):
         return trace(make, config.get_text_config().num_hidden_layers, run, backward, device)
 
 
@@ -114,6 +115,28 @@ class _Grouped(torch.autograd.Function):
     def backward(ctx, _gradient):
         rows, weights = ctx.saved_tensors
         return torch.empty_like(rows), torch.empty_like(weights)
+
+
+@contextmanager
+def _attention_is_called(path: str, name: str) -> Iterator[None]:
+    """Raise `ConfigError` when the pass inside computes no attention by the function that is registered as `name`: packed rows would see
+    one another. A model's own code may swallow what it is told of segments."""
+    registered, calls = AttentionInterface()[name], []
+
+    def counted(*args, **kwargs):
+        calls.append(1)
+        return registered(*args, **kwargs)
+
+    AttentionInterface.register(name, counted)
+    try:
+        yield
+    finally:
+        AttentionInterface.register(name, registered)
+    if not calls:
+        raise ConfigError(
+            f"model.path: {path} is invalid: it computes attention past transformers' interface, and packed rows cannot be kept apart. "
+            "Name another model."
+        )
 
 
 @contextmanager

@@ -104,3 +104,14 @@ def test_weights_that_the_files_lack_are_an_error(folders, tmp_path):
     save_file(weights, tmp_path / "model" / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ConfigError, match="lack 1 weights, such as `lm_head"):
         load(tmp_path / "model")
+
+
+def test_a_model_that_computes_attention_by_itself_is_refused_when_it_is_planned(tmp_path):
+    from transformers import BloomConfig
+
+    BloomConfig(hidden_size=64, n_layer=2, n_head=2, vocab_size=512).save_pretrained(tmp_path)
+    options = {"implementation": "sdpa", "checkpointing": False, "backward": False, "device": "cpu"}
+    with pytest.raises(ConfigError, match="past transformers' interface"):
+        packed_pass(
+            str(tmp_path), "policy", (Lengths(0, 8, 8),), dtype=torch.float32, trust_remote_code=False, **options
+        )
