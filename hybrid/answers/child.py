@@ -28,7 +28,7 @@ def main() -> None:
     # PR_SET_PDEATHSIG: end with the run, also in the middle of a power tower.
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    replies = os.fdopen(os.dup(1), "w")
+    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # What libraries print is no reply.
     sys.path.insert(0, str(Path(__file__).parents[2]))
     from hybrid.answers.compare import equal, unreadable

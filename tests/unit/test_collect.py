@@ -14,6 +14,7 @@ from hybrid.config import RunConfig, resolve
 from hybrid.data.groups import by_prompt, number, prompts_to_draw, teaches
 from hybrid.data.prompts import PromptSource
 from hybrid.data.samples import Prompt, Sample
+from hybrid.rewards import RewardFunction
 from hybrid.telemetry.spans import Spans
 
 
@@ -88,7 +89,7 @@ def session(teaching, prompts=4, rounds=5, **algorithm):
         engines=Engines(teaching),
         prompts=PromptSource(lambda place: Prompt(0, f"p{place}", [1, 2]), {}),
         reward_model=None,
-        reward=Reward(),
+        reward=reads(),
         extra_rewards=[],
         recorder=None,
         phase=lambda name: nullcontext(),
@@ -100,19 +101,9 @@ def session(teaching, prompts=4, rounds=5, **algorithm):
     )
 
 
-class Reward:
+def reads(by_group: bool = True) -> RewardFunction:
     """The score is the response, read as a number."""
-
-    name, timeout_s = "reads", 1.0
-
-    def __init__(self, by_group=True):
-        self.by_group = by_group
-
-    def missing(self, batch):
-        return []
-
-    def __call__(self, batch, timeout_s=None):
-        return [float(text) for text in batch["responses"]]
+    return RewardFunction(lambda responses: [float(text) for text in responses], "reads", 60.0, by_group)
 
 
 def places(samples) -> list[int]:
@@ -132,7 +123,7 @@ def test_without_dynamic_sampling_a_step_is_one_round_whatever_it_scores():
 def test_scores_made_during_generation_change_nothing(dynamic):
     def scored(by_group: bool):
         s, progress = session(lambda i: i % 2 == 0, dynamic_sampling=dynamic), Progress()
-        s.reward, s.extra_rewards = Reward(by_group), [(0.5, Reward(not by_group))]
+        s.reward, s.extra_rewards = reads(by_group), [(0.5, reads(not by_group))]
         return collect(s, progress)
 
     early, late = scored(True), scored(False)
