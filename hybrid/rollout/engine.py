@@ -209,8 +209,7 @@ class Engine:
         """Close the update. Raises `RolloutError` when weights are missing or a layer did not take them. Cached prefixes are dropped."""
         if self._received is None:
             raise RolloutError("Weight sync: finish_weight_update without start_weight_update.")
-        tied = HEADS if getattr(self.llm.model_config.hf_text_config, "tie_word_embeddings", False) else ()
-        unasked = set(self._expected) - self._received - self._unused - set(tied)
+        unasked = set(self._expected) - self._received - self._unused - set(HEADS if self._ties_head() else ())
         needed = self._taken(sorted(unasked)) if unasked else set()
         check_complete(self._expected, self._received, needed)
         self._unused |= unasked
@@ -221,6 +220,14 @@ class Engine:
             )
         self._received = None
         self._whole = True
+
+    def _ties_head(self) -> bool:
+        """Whether the head follows the embeddings. vLLM takes a checkpoint's copy of it for a head of its own until the two are compared;
+        transformers compares them too, and a head that differs is sent."""
+        config = self.llm.model_config
+        return config.word_embeddings_untied_by_checkpoint or getattr(
+            config.hf_text_config, "tie_word_embeddings", False
+        )
 
     def _taken(self, names: list[str]) -> set[str]:
         """Of the checkpoint's `names`, those that some worker's model would load; asked in an open update, which is broken where there are

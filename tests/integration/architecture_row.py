@@ -89,10 +89,10 @@ def architecture_row(engine: EngineProcess, name: str, folder: Path) -> Architec
     assert ours > 0
     engine.become(engine_options(source, dtype))
     policy = load(source, dtype).eval()
-    before = _train(policy, 0.02 if dtype == torch.bfloat16 else 0.05)
+    before = train(policy, 0.02 if dtype == torch.bfloat16 else 0.05)
     make_sender("shm", 0, [engine], BUCKET_BYTES).send(WeightBuckets(policy.hf, 0, BUCKET_BYTES), 1)
-    answers = _greedy(engine, 1)
-    self_test = _mean_difference(policy, answers)
+    answers = greedy(engine, 1)
+    self_test = mean_difference(policy, answers)
     out = folder / f"{name}-export"
     state = gather(WeightBuckets(policy.hf, 0, BUCKET_BYTES, as_loaded=True), is_writer=True)
     assert export_model(policy.hf, state, str(source), out, None, False).problem is None
@@ -100,9 +100,9 @@ def architecture_row(engine: EngineProcess, name: str, folder: Path) -> Architec
         exported = (packed_logprobs(policy) - packed_logprobs(load(out, dtype).eval())).abs().max()
         plain = (packed_logprobs(policy.float()) - plain_logprobs(eager(out))).abs().max()
     policy.load_state_dict(before)
-    stale = _mean_difference(policy.to(dtype), answers)
+    stale = mean_difference(policy.to(dtype), answers)
     engine.become(engine_options(out, dtype))
-    again = _greedy(engine, 0)
+    again = greedy(engine, 0)
     pairs = [(a, b) for x, y in zip(answers, again, strict=True) for a, b in zip(x.logprobs, y.logprobs, strict=False)]
     return ArchitectureRow(
         name,
@@ -134,7 +134,7 @@ def engine_options(folder: Path, dtype: torch.dtype) -> EngineOptions:
     )
 
 
-def _train(policy: PolicyModel, scale: float) -> dict[str, torch.Tensor]:
+def train(policy: PolicyModel, scale: float) -> dict[str, torch.Tensor]:
     """Change every parameter, as training would; returns what was before. bf16 rounds more where logits are large."""
     before = {name: tensor.clone() for name, tensor in policy.state_dict().items()}
     generator = torch.Generator().manual_seed(7)
@@ -144,11 +144,11 @@ def _train(policy: PolicyModel, scale: float) -> dict[str, torch.Tensor]:
     return before
 
 
-def _greedy(engine: EngineProcess, version: int) -> list[Completion]:
+def greedy(engine: EngineProcess, version: int) -> list[Completion]:
     return [group[0] for group in engine.generate([GenerateRequest(p) for p in PROMPTS], GREEDY, version)]
 
 
-def _mean_difference(policy: PolicyModel, answers: list[Completion]) -> float:
+def mean_difference(policy: PolicyModel, answers: list[Completion]) -> float:
     rows = [Row(i, prompt, answer.token_ids) for i, (prompt, answer) in enumerate(zip(PROMPTS, answers, strict=True))]
     with torch.no_grad():
         scored = packed_logprobs(policy, rows)

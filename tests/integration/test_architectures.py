@@ -12,7 +12,14 @@ from hybrid.errors import RolloutError
 from hybrid.roles.weights import WeightBuckets
 from hybrid.rollout.sender import make_sender
 from tests.architecture_checks import load
-from tests.integration.architecture_row import BUCKET_BYTES, architecture_row, engine_options
+from tests.integration.architecture_row import (
+    BUCKET_BYTES,
+    architecture_row,
+    engine_options,
+    greedy,
+    mean_difference,
+    train,
+)
 from tests.integration.engine_process import EngineProcess
 from tests.integration.ranks import run_ranks
 from tests.tiny_architectures import make_tiny_architecture
@@ -73,10 +80,13 @@ def test_only_weights_that_vllm_takes_must_arrive(engine, tmp_path):
     on_disk["lm_head.weight"] = on_disk["model.embed_tokens.weight"].clone()
     save_file(on_disk, folder / "model.safetensors", metadata={"format": "pt"})
     engine.become(engine_options(folder, torch.float32))
-    buckets = list(WeightBuckets(load(folder).hf, 0, BUCKET_BYTES))
+    policy = load(folder).eval()
+    train(policy, 0.05)
+    buckets = list(WeightBuckets(policy.hf, 0, BUCKET_BYTES))
     assert "lm_head.weight" not in {name for bucket in buckets for name, _ in bucket}
     sender = make_sender("shm", 0, [engine], BUCKET_BYTES)
     sender.send(buckets, 1)
+    assert mean_difference(policy, greedy(engine, 1)) < 1e-3  # the head has followed the embeddings
     without = [[(n, t) for n, t in bucket if "layers.1.self_attn.q_proj" not in n] for bucket in buckets]
     with pytest.raises(RolloutError, match=r"1 of 21 weights were not sent: `model.layers.1.self_attn.q_proj"):
         sender.send(without, 2)
