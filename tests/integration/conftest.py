@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import shutil
 import tempfile
 import threading
@@ -17,32 +16,24 @@ import pytest
 from hybrid.leftovers import shared_files
 
 LOOK_EVERY_S = 5.0
-OURS = ("pytest-of-",)
-"""Beginnings of the names of what pytest itself keeps."""
 
 
 @pytest.fixture(scope="session", autouse=True)
 def nothing_is_left() -> Iterator[None]:
     """Fails at the end of the session when a new file lies in the temporary folder, or one of /dev/shm that a process under this one had
     mapped. The folder is this session's own, as others may run on the machine too; its path is short, because Ray's sockets lie in it."""
-    before = os.environ.get("TMPDIR")
     folder = Path(tempfile.mkdtemp(prefix="ht-", dir="/tmp"))
-    os.environ["TMPDIR"], tempfile.tempdir = str(folder), None
     seen: set[Path] = set()
-    try:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())  # pytest's own folders stay where it keeps them
+        patched.setenv("TMPDIR", str(folder))
+        patched.setattr(tempfile, "tempdir", None)
         with _watching(seen):
             yield
-        gc.collect()
-        left = [f for f in folder.iterdir() if not f.name.startswith(OURS)] + [f for f in seen if f.exists()]
-        assert not left, f"left behind: {', '.join(sorted(map(str, left)))}"
-    finally:
-        tempfile.tempdir = None
-        if before is None:
-            del os.environ["TMPDIR"]
-        else:
-            os.environ["TMPDIR"] = before
-        if not any(folder.glob("pytest-of-*")):
-            shutil.rmtree(folder, ignore_errors=True)
+    gc.collect()
+    left = [*folder.iterdir(), *(file for file in seen if file.exists())]
+    shutil.rmtree(folder)
+    assert not left, f"left behind: {', '.join(sorted(map(str, left)))}"
 
 
 @contextmanager
