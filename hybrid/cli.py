@@ -97,13 +97,13 @@ def train(
     with _errors_for_people():
         cfg = load_run(profile, overrides or [])
         check_start(cfg)
+        if not dry_run:
+            _check_surroundings(cfg)
+            keep_caches()
         from hybrid.start_check import check_models
 
         resolved = resolve(cfg)
         changed = check_models(resolved)
-        if not dry_run:
-            _check_surroundings(cfg)
-            keep_caches()
         from hybrid.rewards.load import started_functions
 
         with started_functions(cfg):

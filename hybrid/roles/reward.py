@@ -21,6 +21,8 @@ class RewardWorker(ModelWorker):
     """A sequence-classification model with one label, run on padded rows: it may be any architecture, encoders included."""
 
     read_only = True
+    pads = True
+    """Whether rows of unlike length may share a batch; see `padding_is_exact`."""
 
     def load(
         self, path: str, dtype: torch.dtype, actor_path: str, token_budget: int, trust_remote_code: bool
@@ -42,9 +44,12 @@ class RewardWorker(ModelWorker):
         rows = sequences if self.same_tokens else self._reencode(sequences)
         scores = [0.0] * len(rows)
         for batch in by_length([len(row) for row in rows], self.token_budget, mixed=self.pads):
-            for index, value in zip(batch, score_rows(self.model, [rows[i] for i in batch], self.device), strict=True):
+            for index, value in zip(batch, self._forward([rows[i] for i in batch]), strict=True):
                 scores[index] = value
         return np.array(scores, np.float32)
+
+    def _forward(self, rows: list[list[int]]) -> list[float]:
+        return score_rows(self.model, rows, self.device)
 
     def _reencode(self, sequences: list[list[int]]) -> list[list[int]]:
         texts = self.actor_tokenizer.batch_decode(sequences, skip_special_tokens=False)

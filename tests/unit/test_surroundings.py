@@ -194,7 +194,7 @@ def test_c43_a_low_limit_of_files_is_raised(monkeypatch):
 
 
 def test_c44_the_command_says_so_and_ends_with_2(profile, hybrid_command, monkeypatch, tmp_path):
-    (tmp_path / "models/tiny/model.safetensors").write_text("")
+    (tmp_path / "models/tiny/model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")  # no tensors
     monkeypatch.setenv("TMPDIR", "/tmp/" + "x" * 85)
     monkeypatch.delenv("RAY_TMPDIR", raising=False)
     done = hybrid_command("train", profile)
