@@ -15,6 +15,10 @@ class SurroundingsError(ConfigError):
     """The machine, or a variable of the environment, keeps the run from starting; the message names it and the cure."""
 
 
+class NotExact(ConfigError):
+    """A model has a part that the trainer would not compute exactly; the message names it and the cure."""
+
+
 class PlacementError(HybridError):
     """The cluster cannot give the bundles the run needs; the message shows what each node offers."""
 

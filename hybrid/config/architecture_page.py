@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hybrid.config.architectures import KEYS_OF_LAYERS, OTHER_LAYERS, TIED_ONLY, TRAINED, UNTIED_ONLY
+from hybrid.config.architectures import KEYS_OF_LAYERS, OTHER_LAYERS, SINKS, TIED_ONLY, TRAINED, UNTIED_ONLY
 
 PAGE = Path(__file__).with_name("ARCHITECTURES.md")
 HEAD = """# Architectures
@@ -46,6 +46,11 @@ REASONS: tuple[tuple[str, str], ...] = (
     (
         "rope type `longrope`, with sequences longer than `original_max_position_embeddings`",
         "vLLM then scales the positions of shorter sequences too. Shorter limits train.",
+    ),
+    (
+        f"`attn_logit_softcapping`, and types with attention sinks ({', '.join(f'`{kind}`' for kind in SINKS)}), on CUDA with "
+        "`model.attention: sdpa`",
+        "No kernel computes their softmax on packed rows. On CPU they train; soft caps also with `flash_attention_2`.",
     ),
     (f"an untied head in {', '.join(f'`{kind}`' for kind in TIED_ONLY)}", "vLLM ignores it."),
     (f"a tied head in {', '.join(f'`{kind}`' for kind in UNTIED_ONLY)}", "vLLM does not tie it."),

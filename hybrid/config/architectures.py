@@ -45,7 +45,16 @@ TRAINED: dict[str, str] = {
 }
 """model_type -> name. A test takes a tiny model of each from its plan to its export."""
 
-PLAIN_LAYERS = ("attention", "full_attention", "sliding_attention", "dense", "sparse", "moe", "mlp")
+PLAIN_LAYERS = (
+    "attention",
+    "full_attention",
+    "sliding_attention",
+    "chunked_attention",
+    "dense",
+    "sparse",
+    "moe",
+    "mlp",
+)
 """Layer types that keep packed rows apart."""
 STATE = "keep a state along the sequence, which packed rows would share"
 OTHER_LAYERS: dict[str, str] = {
@@ -54,12 +63,10 @@ OTHER_LAYERS: dict[str, str] = {
     "recurrent": STATE,
     "hybrid": STATE,
     "conv": "mix neighbouring tokens, also those of two packed rows",
-    "chunked_attention": "attend within chunks of the packed row, not of the sequence",
     "indexed_attention": "choose the tokens that they attend to by an index, which packed attention does not compute",
 }
 """Layer type -> how its layers are not exact. Other types that are not in PLAIN_LAYERS are refused as unknown."""
 KEYS_OF_LAYERS: dict[str, str] = {
-    "attention_chunk_size": "chunked_attention",
     "compress_ratios": "indexed_attention",
     "conv_L_cache": "conv",
     "full_attn_idxs": "conv",
@@ -77,6 +84,8 @@ KEYS_OF_LAYERS: dict[str, str] = {
 """Keys of configs that need not name their layer types -> the type that they mean."""
 TIED_ONLY = ("cohere", "cohere2", "cohere2_moe", "gemma2")
 """vLLM ignores a head of their own."""
+SINKS = ("gpt_oss", "granite_swa", "granitemoe_swa", "mimo_v2_flash")
+"""Their softmax has a sink per head."""
 UNTIED_ONLY = ("dbrx", "deepseek_v2", "deepseek_v3", "gpt_oss", "gptj", "olmoe")
 """vLLM does not tie their head to the embeddings."""
 OLDER_NAMES: dict[str, tuple[str, ...]] = {
@@ -90,12 +99,15 @@ OLDER_NAMES: dict[str, tuple[str, ...]] = {
 """A key of today -> its names in older families: GPT-2, GPT-J, BLOOM, MPT, DBRX, Falcon."""
 
 
+ANOTHER = "Name another model: hybrid/config/ARCHITECTURES.md lists those that train."
+
+
 @dataclass(frozen=True)
 class Refusal:
     """Why a model does not train exactly, said of the model, and what helps."""
 
     why: str
-    fix: str = "Name another model: hybrid/config/ARCHITECTURES.md lists those that train."
+    fix: str = ANOTHER
 
 
 def text_config(config: Config) -> dict[str, Any]:
@@ -120,6 +132,27 @@ def refusal(config: Config, tokens: int, sampled: bool) -> Refusal | None:
     rules = (_other_parts, _layer_types, _shared_layers, _alibi, _dynamic_positions, _own_attention)
     found = next((found for rule in rules if (found := rule(config, text))), None)
     return found or _long_positions(text, tokens) or (_head(config, text) if sampled else None)
+
+
+def scores_refusal(config: Config) -> Refusal | None:
+    """Why the packed attention cannot compute the model on CUDA: its softmax differs, and no kernel there has it."""
+    text = text_config(config)
+    if text.get("attn_logit_softcapping") is not None:
+        return _scores("soft caps")
+    return _scores("sinks") if text.get("model_type") in SINKS else None
+
+
+def scores_on_cuda(what: str) -> str:
+    """The sentences of `scores_refusal` for "soft caps" or "sinks" of attention."""
+    found = _scores(what)
+    return f"{found.why}. {found.fix}"
+
+
+def _scores(what: str) -> Refusal:
+    caps = what == "soft caps"
+    key = " (attn_logit_softcapping)" if caps else ""
+    fix = "Set model.attention=flash_attention_2 (flash-attn must be installed where it runs), or name another model."
+    return Refusal(f"no CUDA kernel computes packed attention with {what}{key}", fix if caps else ANOTHER)
 
 
 Rule = Callable[[Config, Config], Refusal | None]

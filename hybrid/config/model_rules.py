@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from hybrid.config.architectures import refusal
+from hybrid.config.architectures import refusal, scores_refusal
 from hybrid.config.resolve import config_json, model_config
 from hybrid.config.rules import Finding, rule
 from hybrid.config.run import RunConfig
@@ -30,6 +30,19 @@ def _exact(cfg: RunConfig, key: str, path: str, sampled: bool) -> Finding | None
         return None  # other rules say so
     found = refusal(config, cfg.max_sequence_tokens, sampled)
     return found and (f"{key}: {path} is invalid: {found.why}", found.fix)
+
+
+@rule("model.path", "model.attention", "cluster.device", "critic", "reference")
+def kernels_have_the_softmax(cfg: RunConfig) -> Finding | None:
+    paths = {"model.path": cfg.model.path, "critic.path": cfg.critic and cfg.critic.path}
+    paths["reference.path"] = cfg.reference and cfg.reference.path
+    if cfg.cluster.device != "cuda" or cfg.model.attention != "sdpa":
+        return None
+    for key, path in paths.items():
+        config = config_json(path) if path else None
+        if config and (found := scores_refusal(config)):
+            return f"{key}: {path} is invalid: {found.why}", found.fix
+    return None
 
 
 @rule("model.path", "model.dtype", "cluster.device")

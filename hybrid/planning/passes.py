@@ -15,7 +15,6 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
 from hybrid.data.batches import Lengths
-from hybrid.errors import ConfigError
 from hybrid.planning.shapes import build, model_errors, read_config
 from hybrid.planning.working_set import Trace, trace
 from hybrid.roles import attention
@@ -68,7 +67,7 @@ def packed_pass(
         logprobs, entropies = model(batch, temperature, with_entropy, entropy_gradient)
         return logprobs + entropies if with_entropy and entropy_gradient else logprobs
 
-    with model_errors(path), _grouped_product(dtype), _attention_is_called(path, name):
+    with model_errors(path), _grouped_product(dtype), attention.planned_for(device):
         return trace(make, config.get_text_config().num_hidden_layers, run, backward, device)
 
 
@@ -118,28 +117,6 @@ class _Grouped(torch.autograd.Function):
 
 
 @contextmanager
-def _attention_is_called(path: str, name: str) -> Iterator[None]:
-    """Raise `ConfigError` when the pass inside computes no attention by the function that is registered as `name`: packed rows would see
-    one another. A model's own code may swallow what it is told of segments."""
-    registered, calls = AttentionInterface()[name], []
-
-    def counted(*args, **kwargs):
-        calls.append(1)
-        return registered(*args, **kwargs)
-
-    AttentionInterface.register(name, counted)
-    try:
-        yield
-    finally:
-        AttentionInterface.register(name, registered)
-    if not calls:
-        raise ConfigError(
-            f"model.path: {path} is invalid: it computes attention past transformers' interface, and packed rows cannot be kept apart. "
-            "Name another model."
-        )
-
-
-@contextmanager
 def _grouped_product(dtype: torch.dtype) -> Iterator[None]:
     """torch multiplies experts in fp32 on CPU, but knows the shapes of that product in bf16 only."""
     if dtype == torch.bfloat16:
@@ -167,10 +144,12 @@ class _Flash(torch.autograd.Function):
         return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
 
 
-def _planned_flash(_module, query, key, value, _mask, **_kwargs):
+def _planned_flash(module, query, key, value, _mask, **_kwargs):
     """Heads first in, tokens first out, as transformers' attention functions."""
+    attention.record(module)
     return _Flash.apply(*(t.transpose(1, 2) for t in (query, key, value))), None
 
 
 AttentionInterface.register(FLASH, _planned_flash)
 AttentionMaskInterface.register(FLASH, lambda *args, **kwargs: None)
+attention.RECORDED.add(FLASH)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hybrid.config.known_models import known_models
-from hybrid.errors import ConfigError
+from hybrid.errors import ConfigError, NotExact
 
 if TYPE_CHECKING:
     from torch import nn
@@ -74,12 +74,10 @@ def model_errors(path: str) -> Iterator[None]:
     is the user's, and what it may lead to has no bounded list of classes."""
     try:
         yield
+    except NotExact as error:
+        raise ConfigError(f"{path}: {error}") from error
     except ConfigError:
         raise
-    except NotImplementedError as error:  # of `roles.attention`
-        raise ConfigError(
-            f"{path}: {error}. Set model.attention=flash_attention_2 (flash-attn must be installed where it runs), or name another model."
-        ) from error
     except Exception as error:
         said = " ".join(str(error).split())[:LONGEST_REASON]
         raise ConfigError(
@@ -120,6 +118,7 @@ def build(
     from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
     from transformers.initialization import no_init_weights
 
+    from hybrid.roles.apart import check_apart
     from hybrid.roles.models import PolicyModel, ValueModel
 
     options = {"dtype": dtype, "trust_remote_code": trust_remote_code}
@@ -128,6 +127,8 @@ def build(
     with no_init_weights():
         model = auto.from_config(config, **options)
     model.tie_weights()
+    if kind != "reward":
+        check_apart(model)
     if kind == "policy":
         return PolicyModel(model, dropout)
     if kind == "critic":

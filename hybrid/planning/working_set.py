@@ -20,7 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from hybrid.algorithms import logprobs
-from hybrid.roles import attention
+from hybrid.roles import reach
+from hybrid.roles.apart import decoder_layers
 
 TRACED_LAYERS = 3
 """Of deeper models: a first, a last and one between them."""
@@ -117,7 +118,7 @@ def trace(
     with _fake_tensors(device):
         model = make(traced)
         counter = _Counter([*model.parameters(), *model.buffers()])
-        found = _layers_of(model)
+        found = decoder_layers(model)
         _watch_layers(found, counter)
         for p in model.parameters():
             p.register_post_accumulate_grad_hook(counter.take_gradient)
@@ -138,18 +139,12 @@ def _fake_tensors(device: str) -> Iterator[None]:
     """Tensors without bytes; none of them stays in a cache of the role's code. Of blocks that are computed alike the first stands for
     all: a large vocabulary has thousands on CPU."""
     row_blocks = logprobs.row_blocks
-    attention.segment_mask.cache_clear()
+    reach.segment_mask.cache_clear()
     try:
         with FakeTensorMode(), patch.object(logprobs, "row_blocks", lambda logits, _: row_blocks(logits, device)[:1]):
             yield
     finally:
-        attention.segment_mask.cache_clear()
-
-
-def _layers_of(model: nn.Module) -> nn.ModuleList:
-    """The decoder layers: the list with most parameters."""
-    lists = [m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m)]
-    return max(lists, key=lambda m: sum(p.numel() for p in m.parameters()))
+        reach.segment_mask.cache_clear()
 
 
 def _watch_layers(layers: nn.ModuleList, counter: _Counter) -> None:

@@ -18,7 +18,9 @@ from transformers import (
 from hybrid.algorithms.logprobs import EndMask, chunk_count, chunked_logprobs, tokens_per_chunk
 from hybrid.errors import ConfigError
 from hybrid.roles import attention
+from hybrid.roles.apart import check_apart, check_ran
 from hybrid.roles.dropout import QuietInTraining
+from hybrid.roles.head import trunk_of, whole_head
 from hybrid.roles.packing import PackedBatch
 
 
@@ -59,13 +61,13 @@ class PolicyModel(QuietInTraining):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """float32 log-probs R of `batch.targets_R` at `temperature`, without `ends` where the sampler drew without them, and entropies R
         when asked for, with or without a gradient."""
-        hidden_RH = _hidden(self.hf.base_model, batch)[batch.predict_R]
-        head = self.hf.get_output_embeddings()
-        vocabulary = getattr(head.weight, "ds_shape", head.weight.shape)[0]
+        hidden_RH = _hidden(trunk_of(self.hf), batch)[batch.predict_R]
+        weight = self.hf.get_output_embeddings().weight
+        vocabulary = getattr(weight, "ds_shape", weight.shape)[0]
         chunk = tokens_per_chunk(vocabulary, hidden_RH.element_size())
         return chunked_logprobs(
             hidden_RH,
-            head,
+            whole_head(self.hf),
             batch.targets_R,
             temperature,
             chunk,
@@ -101,20 +103,21 @@ class ValueModel(QuietInTraining):
 
 
 def _hidden(trunk: nn.Module, batch: PackedBatch) -> torch.Tensor:
-    """N x H last hidden states."""
+    """N x H last hidden states. Raises `NotExact` for a layer that did not keep the segments apart."""
     shares_prompts = trunk.config._attn_implementation == attention.NAME
     layout = {"packed_segments": batch.segments} if shares_prompts else batch.varlen_kwargs()
     ids, positions = batch.input_ids_N[None], batch.position_ids_N[None]
-    return trunk(input_ids=ids, position_ids=positions, use_cache=False, **layout).last_hidden_state[0]
+    with attention.modules_that_ran() as ran:
+        out = trunk(input_ids=ids, position_ids=positions, use_cache=False, **layout)
+    if trunk.config._attn_implementation in attention.RECORDED:
+        check_ran(trunk, ran)
+    return out.last_hidden_state[0]
 
 
 def load_policy(options: ModelOptions) -> PolicyModel:
-    """The causal language model at `options.path`. Raises `ConfigError` when the folder does not hold one."""
-    hf = _load(AutoModelForCausalLM, options)
-    for name in ("final_logit_softcapping", "logit_scale", "logits_scaling"):
-        if getattr(hf.config, name, None) not in (None, 1, 1.0):
-            raise ConfigError(f"model.path={options.path}: models that scale their logits ({name}) are not supported.")
-    return PolicyModel(hf, options.dropout)
+    """The causal language model at `options.path`. Raises `ConfigError` when the folder does not hold one, `NotExact` where rows cannot
+    be packed."""
+    return PolicyModel(_load(AutoModelForCausalLM, options), options.dropout)
 
 
 def load_critic(options: ModelOptions) -> ValueModel:
@@ -171,6 +174,7 @@ def _load(auto: type, options: ModelOptions) -> nn.Module:
             f"{options.path} is invalid as a model: its files lack {len(missing)} weights, such as `{missing[0]}`, which would be random. "
             "Complete the folder."
         )
+    check_apart(model)
     if options.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return _own_memory(model)

@@ -41,6 +41,11 @@ class Segment:
     def length(self) -> int:
         return self.prompt + sum(self.responses)
 
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence: the prompt with one response."""
+        return self.prompt + max(self.responses, default=0)
+
 
 @dataclass
 class PackedBatch:

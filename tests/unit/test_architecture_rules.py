@@ -69,7 +69,6 @@ def test_every_type_of_the_table_has_a_tiny_model():
         ({"model_type": "recurrent_gemma", "block_types": ["recurrent", "attention"]}, f"block_types.*{STATE}"),
         ({"model_type": "zamba2", "layers_block_type": ["hybrid", "mamba"]}, "type hybrid"),
         ({"model_type": "deepseek_v32", "index_topk": 2048}, "index_topk"),
-        ({"model_type": "llama4_text", "attention_chunk_size": 8192}, "attention_chunk_size"),
         ({"model_type": "bloom"}, "ALiBi"),
         ({"model_type": "falcon", "alibi": True}, "ALiBi"),
         ({"model_type": "mine", "attn_config": {"alibi": True}}, "ALiBi"),
@@ -94,6 +93,22 @@ def test_other_types_are_not_refused_as_such():
     assert why(model_type="exaone4", layer_types=["full_attention", "sliding_attention"]) is None
     assert why(model_type="granitemoehybrid", layer_types=["attention", "attention"], mamba_d_state=16) is None
     assert why(model_type="mine", auto_map={"AutoModelForCausalLM": "mine.Mine"}) is None
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ({"model_type": "gemma2", "attn_logit_softcapping": 50.0}, "soft caps (attn_logit_softcapping)"),
+        ({"model_type": "gpt_oss"}, "sinks"),
+    ],
+)  # fmt: skip
+def test_a_softmax_without_a_cuda_kernel_is_refused_there(folder, profile, config, says):
+    path = folder(**config)
+    cuda = [f"model.path={path}", "cluster.device=cuda", "model.attention=sdpa"]
+    said = refused_profile(profile, *cuda)
+    assert f"model.path: {path} is invalid: no CUDA kernel computes packed attention with {says}" in said
+    assert ("Set model.attention=flash_attention_2" in said) == ("caps" in says)
+    load_run(profile, [f"model.path={path}", "cluster.device=cpu"])
 
 
 def test_a_head_matters_to_the_sampler_alone():

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from hybrid.roles import attention
 from hybrid.roles.packing import Row, lengths_mask, pack, to_rows
@@ -91,13 +91,3 @@ def test_rows_come_back_in_order_with_graph():
     rows.sum().backward()
     assert values.grad.tolist() == [1] * 6
     assert lengths_mask([3, 1, 2], 4).sum().item() == 6
-
-
-def test_unsupported_attention_is_refused_not_approximated():
-    function = AttentionInterface()[attention.NAME]
-    q = torch.zeros(1, 2, 4, 8)
-    segments = pack([Row(0, [1, 2], [3, 4, 5])], True).segments
-    with pytest.raises(NotImplementedError, match="softcap"):
-        function(None, q, q, q, None, packed_segments=segments, softcap=30.0)
-    with pytest.raises(NotImplementedError, match="slides"):
-        function(None, q, q, q, None, packed_segments=segments, sliding_window=2)

@@ -20,7 +20,7 @@ from hybrid.planning.passes import packed_pass
 from hybrid.planning.predict import MachineFacts, predict
 from hybrid.planning.shapes import read_config, shapes
 from hybrid.planning.working_set import MOMENTS
-from hybrid.roles import attention
+from hybrid.roles import reach
 from launch.tiny_models import tiny_config
 
 MIB = 2**20
@@ -147,7 +147,7 @@ def test_a_trace_of_few_layers_stands_for_many(model, monkeypatch, checkpointing
 
 def test_a_plan_leaves_no_fake_mask_in_the_cache_of_the_attention(plan):
     plan()
-    assert attention.segment_mask.cache_info().currsize == 0
+    assert reach.segment_mask.cache_info().currsize == 0
 
 
 def test_engine_weights_are_cut_and_kv_heads_repeated(model):
@@ -175,7 +175,6 @@ def test_engine_weights_are_cut_and_kv_heads_repeated(model):
             "ZeroDivision",
         ),
         ({"model_type": "t5"}, "T5Config"),
-        ({"model_type": "gemma2", "num_hidden_layers": 2}, "model.attention=flash_attention_2"),
     ],
 )
 def test_a_config_json_of_no_plannable_model_is_a_mistake_in_the_profile(tmp_path, config_json, said):
