@@ -52,6 +52,10 @@ REASONS: tuple[tuple[str, str], ...] = (
         "`model.attention: sdpa`",
         "No kernel computes their softmax on packed rows. On CPU they train; soft caps also with `flash_attention_2`.",
     ),
+    (
+        "attention sinks or `attention_chunk_size` (Llama 4), with `model.attention: flash_attention_2`",
+        "It leaves sinks out, and does not attend in chunks. Chunks train with `sdpa`.",
+    ),
     (f"an untied head in {', '.join(f'`{kind}`' for kind in TIED_ONLY)}", "vLLM ignores it."),
     (f"a tied head in {', '.join(f'`{kind}`' for kind in UNTIED_ONLY)}", "vLLM does not tie it."),
     ("`kv_lora_rank` with `model.dtype: float32` on CPU", "vLLM computes latent attention on CPU in bf16 only."),

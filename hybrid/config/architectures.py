@@ -134,16 +134,25 @@ def refusal(config: Config, tokens: int, sampled: bool) -> Refusal | None:
     return found or _long_positions(text, tokens) or (_head(config, text) if sampled else None)
 
 
-def scores_refusal(config: Config) -> Refusal | None:
-    """Why the packed attention cannot compute the model on CUDA: its softmax differs, and no kernel there has it."""
+def kernel_refusal(config: Config, attention: str, device: str) -> Refusal | None:
+    """Why the kernels of `attention` (model.attention) on `device` do not compute the model's attention; None where they do."""
     text = text_config(config)
-    if text.get("attn_logit_softcapping") is not None:
+    sinks = text.get("model_type") in SINKS
+    if attention == "flash_attention_2":
+        if sinks:
+            return Refusal("flash_attention_2 leaves out its sinks of attention")
+        if text.get("attention_chunk_size"):
+            return Refusal(
+                "flash_attention_2 does not attend in chunks (attention_chunk_size)", "Set model.attention=sdpa."
+            )
+        return None
+    if device == "cuda" and text.get("attn_logit_softcapping") is not None:
         return _scores("soft caps")
-    return _scores("sinks") if text.get("model_type") in SINKS else None
+    return _scores("sinks") if device == "cuda" and sinks else None
 
 
 def scores_on_cuda(what: str) -> str:
-    """The sentences of `scores_refusal` for "soft caps" or "sinks" of attention."""
+    """The sentences of `kernel_refusal` for "soft caps" or "sinks" of attention."""
     found = _scores(what)
     return f"{found.why}. {found.fix}"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from hybrid.config.architectures import refusal, scores_refusal
+from hybrid.config.architectures import kernel_refusal, refusal
 from hybrid.config.resolve import config_json, model_config
 from hybrid.config.rules import Finding, rule
 from hybrid.config.run import RunConfig
@@ -17,11 +17,17 @@ def policies_train_exactly(cfg: RunConfig) -> Finding | None:
 
 @rule("critic", "reference", "model.path", "rollout.max_new_tokens", "data.max_prompt_tokens")
 def other_packed_models_are_exact(cfg: RunConfig) -> Iterable[Finding]:
-    paths = {"critic.path": cfg.critic.path if cfg.uses_critic and cfg.critic else None}
-    paths["reference.path"] = cfg.reference.path if cfg.uses_reference and cfg.reference else None
-    for key, path in paths.items():
+    for key, path in _other_paths(cfg).items():
         if path and path != cfg.model.path and (found := _exact(cfg, key, path, sampled=False)):
             yield found
+
+
+def _other_paths(cfg: RunConfig) -> dict[str, str | None]:
+    """Models that the run packs rows for, beside its policy, by their keys."""
+    return {
+        "critic.path": cfg.critic.path if cfg.uses_critic and cfg.critic else None,
+        "reference.path": cfg.reference.path if cfg.uses_reference and cfg.reference else None,
+    }
 
 
 def _exact(cfg: RunConfig, key: str, path: str, sampled: bool) -> Finding | None:
@@ -33,14 +39,10 @@ def _exact(cfg: RunConfig, key: str, path: str, sampled: bool) -> Finding | None
 
 
 @rule("model.path", "model.attention", "cluster.device", "critic", "reference")
-def kernels_have_the_softmax(cfg: RunConfig) -> Finding | None:
-    paths = {"model.path": cfg.model.path, "critic.path": cfg.critic and cfg.critic.path}
-    paths["reference.path"] = cfg.reference and cfg.reference.path
-    if cfg.cluster.device != "cuda" or cfg.model.attention != "sdpa":
-        return None
-    for key, path in paths.items():
+def kernels_compute_the_attention(cfg: RunConfig) -> Finding | None:
+    for key, path in {"model.path": cfg.model.path, **_other_paths(cfg)}.items():
         config = config_json(path) if path else None
-        if config and (found := scores_refusal(config)):
+        if config and (found := kernel_refusal(config, cfg.model.attention, cfg.cluster.device)):
             return f"{key}: {path} is invalid: {found.why}", found.fix
     return None
 

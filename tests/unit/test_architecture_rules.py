@@ -11,7 +11,7 @@ from hybrid.cli import app
 from hybrid.config import load_run
 from hybrid.config.architecture_page import PAGE, page
 from hybrid.config.architectures import TRAINED as TABLE
-from hybrid.config.architectures import refusal, text_config
+from hybrid.config.architectures import kernel_refusal, refusal, text_config
 from hybrid.config.kv_cache import cache_groups, kv_token_bytes
 from hybrid.config.resolve import model_config
 from tests.tiny_architectures import TRAINED, tiny_architecture_config
@@ -109,6 +109,13 @@ def test_a_softmax_without_a_cuda_kernel_is_refused_there(folder, profile, confi
     assert f"model.path: {path} is invalid: no CUDA kernel computes packed attention with {says}" in said
     assert ("Set model.attention=flash_attention_2" in said) == ("caps" in says)
     load_run(profile, [f"model.path={path}", "cluster.device=cpu"])
+
+
+def test_sinks_and_chunks_are_refused_with_flash_attention():
+    assert "sinks" in kernel_refusal({"model_type": "gpt_oss"}, "flash_attention_2", "cuda").why
+    assert "chunks" in kernel_refusal({"attention_chunk_size": 8192}, "flash_attention_2", "cuda").why
+    assert kernel_refusal({"attention_chunk_size": 8192}, "sdpa", "cuda") is None
+    assert kernel_refusal({"attn_logit_softcapping": 50.0}, "flash_attention_2", "cuda") is None
 
 
 def test_a_head_matters_to_the_sampler_alone():
