@@ -42,6 +42,10 @@ REASONS: tuple[tuple[str, str], ...] = (
         "Layers take keys and values of earlier ones, which the trainer does not keep.",
     ),
     ("`alibi`, model types `bloom` and `mpt`", "ALiBi biases attention by distances in the packed row."),
+    (
+        "`attn_temperature_tuning`, which Llama 4 has unless its config.json says false",
+        "Attention is scaled by positions in the packed row.",
+    ),
     ("rope type `dynamic`", "Positions are scaled by the longest row of a batch, in vLLM by a constant."),
     (
         "rope type `longrope`, with sequences longer than `original_max_position_embeddings`",

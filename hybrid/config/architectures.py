@@ -129,7 +129,15 @@ def refusal(config: Config, tokens: int, sampled: bool) -> Refusal | None:
     `tokens` is the longest sequence; `sampled`: vLLM generates from the model.
     """
     text = text_config(config)
-    rules = (_other_parts, _layer_types, _shared_layers, _alibi, _dynamic_positions, _own_attention)
+    rules = (
+        _other_parts,
+        _layer_types,
+        _shared_layers,
+        _alibi,
+        _scaled_by_position,
+        _dynamic_positions,
+        _own_attention,
+    )
     found = next((found for rule in rules if (found := rule(config, text))), None)
     return found or _long_positions(text, tokens) or (_head(config, text) if sampled else None)
 
@@ -203,6 +211,12 @@ def _alibi(config: Config, text: Config) -> Refusal | None:
     asked = text.get("alibi") or (isinstance(nested, Mapping) and nested.get("alibi"))
     if asked or text.get("model_type") in ("bloom", "mpt"):
         return Refusal("ALiBi biases attention by distances in the packed row")
+    return None
+
+
+def _scaled_by_position(config: Config, text: Config) -> Refusal | None:
+    if text.get("attn_temperature_tuning", text.get("model_type") == "llama4_text"):
+        return Refusal("its attention is scaled by positions in the packed row (attn_temperature_tuning)")
     return None
 
 

@@ -71,6 +71,7 @@ def test_every_type_of_the_table_has_a_tiny_model():
         ({"model_type": "deepseek_v32", "index_topk": 2048}, "index_topk"),
         ({"model_type": "bloom"}, "ALiBi"),
         ({"model_type": "falcon", "alibi": True}, "ALiBi"),
+        ({"model_type": "llama4_text"}, "attn_temperature_tuning"),
         ({"model_type": "mine", "attn_config": {"alibi": True}}, "ALiBi"),
         ({"model_type": "t5", "is_encoder_decoder": True}, "is_encoder_decoder"),
         ({"model_type": "qwen2_vl", "vision_config": {"depth": 2}}, "vision_config"),
@@ -92,6 +93,7 @@ def test_c04_what_packed_rows_or_vllm_would_get_wrong_is_refused(config, says):
 def test_other_types_are_not_refused_as_such():
     assert why(model_type="exaone4", layer_types=["full_attention", "sliding_attention"]) is None
     assert why(model_type="granitemoehybrid", layer_types=["attention", "attention"], mamba_d_state=16) is None
+    assert why(model_type="llama4_text", attention_chunk_size=8192, attn_temperature_tuning=False) is None
     assert why(model_type="mine", auto_map={"AutoModelForCausalLM": "mine.Mine"}) is None
 
 
