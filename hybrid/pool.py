@@ -1,7 +1,8 @@
 """The one placement group that every role and every engine shares, and the processes in it.
 
 A pool is `num_nodes * gpus_per_node` bundles of one GPU each. Rank r of every role lives in bundle r; bundles are ordered by node, then
-by GPU id, so consecutive ranks share a node. Ray counts GPUs that do not exist where there are none: a laptop runs the same pool.
+by GPU id, so consecutive ranks share a node. The node of the driver comes first: rank 0 writes the trained model there. Ray counts GPUs
+that do not exist where there are none: a laptop runs the same pool.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from hybrid import leftovers
 from hybrid.cluster import STOP_TIMEOUT_S, OwnRay, dashboard_url, end_ray, start_ray, within
 from hybrid.errors import PlacementError
+from hybrid.gpus import rank_order
 from hybrid.package import Package, check_same, look, own_package
 from hybrid.process import as_process
 from hybrid.supervision import Call, Worker, collect, kill_all, stream
@@ -209,7 +211,7 @@ def _short_of(num_nodes: int, gpus_per_node: int, why: str) -> str:
 
 
 def _order_bundles(pool: Pool, num_nodes: int, gpus_per_node: int, timeout_s: float) -> list[Bundle]:
-    """Ask a small task in each bundle for its node, GPU and copy of this package, check them, and sort by node, then GPU."""
+    """Ask a small task in each bundle for its node, GPU and copy of this package, check them, and put them in rank order."""
     count = num_nodes * gpus_per_node
     node_of_slot = placement_group_table(pool.group)["bundles_to_node_id"]
     address = {n["NodeID"]: n["NodeManagerAddress"] for n in ray.nodes()}
@@ -233,7 +235,8 @@ def _order_bundles(pool: Pool, num_nodes: int, gpus_per_node: int, timeout_s: fl
         remove_placement_group(pool.group)
         shape = ", ".join(f"{address[n]}: {c}" for n, c in per_node.items())
         raise PlacementError(_short_of(num_nodes, gpus_per_node, f"Ray placed the bundles as {shape}"))
-    order = sorted(range(count), key=lambda slot: (node_of_slot[slot], int(gpu_ids[slot])))
+    nodes = [node_of_slot[slot] for slot in range(count)]
+    order = rank_order(nodes, gpu_ids, ray.get_runtime_context().get_node_id())
     return [Bundle(rank, address[node_of_slot[slot]], gpu_ids[slot], slot) for rank, slot in enumerate(order)]
 
 
