@@ -2,7 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
+
+SLICE = "MIG-"
+"""How the name of a part of a GPU begins (Multi-Instance GPU)."""
+
+
+def visible_devices(environ: Mapping[str, str] = os.environ) -> list[str] | None:
+    """Names in CUDA_VISIBLE_DEVICES, numbers or UUIDs, as CUDA reads them: to the first that is of another kind than the first of all,
+    or empty, or negative. None when it is not set: all are visible."""
+    given = environ.get("CUDA_VISIBLE_DEVICES")
+    if given is None:
+        return None
+    names: list[str] = []
+    for name in (each.strip() for each in given.split(",")):
+        kind = next((prefix for prefix in ("GPU-", SLICE) if name.startswith(prefix)), "")
+        if not (kind or name.isdecimal()) or (
+            names and not (names[0].startswith(kind) if kind else names[0].isdecimal())
+        ):
+            break
+        names.append(name)
+    return names
 
 
 def rank_order(nodes: Sequence[str], gpu_ids: Sequence[str], first: str) -> list[int]:

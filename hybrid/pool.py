@@ -21,7 +21,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from hybrid import leftovers
 from hybrid.cluster import STOP_TIMEOUT_S, OwnRay, dashboard_url, end_ray, start_ray, within
 from hybrid.errors import PlacementError
-from hybrid.gpus import rank_order
+from hybrid.gpus import SLICE, rank_order
 from hybrid.package import Package, check_same, look, own_package
 from hybrid.process import as_process
 from hybrid.supervision import Call, Worker, collect, kill_all, stream
@@ -228,6 +228,11 @@ def _order_bundles(pool: Pool, num_nodes: int, gpus_per_node: int, timeout_s: fl
         ) from error
     for slot, found in enumerate(packages):
         check_same(pool.package, found, f"node {address[node_of_slot[slot]]}")
+    if slices := [gpu for gpu in gpu_ids if gpu.startswith(SLICE)]:
+        raise PlacementError(
+            f"{slices[0]} is a part of a GPU (MIG), and CUDA shares no memory between processes there (IPC), which carries the weights to "
+            "the engines. Turn MIG off on every node (nvidia-smi -mig 0)."
+        )
     per_node: dict[str, int] = {}
     for slot in range(count):
         per_node[node_of_slot[slot]] = per_node.get(node_of_slot[slot], 0) + 1

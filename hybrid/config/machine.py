@@ -11,6 +11,7 @@ from typing import Any
 
 from hybrid.config import cgroups
 from hybrid.files import nearest_there
+from hybrid.gpus import SLICE, visible_devices
 
 DRIVER_FILES = ("/dev/nvidiactl", "/dev/dxg")
 """One of them exists where there is a CUDA driver: on Linux, and on Linux under Windows."""
@@ -38,13 +39,24 @@ def gpu_has_bf16() -> bool:
     return capability is None or capability[0] >= 8
 
 
+def gpu_slice() -> str | None:
+    """Why the first GPU is only a part of one, None when it is whole or NVML does not answer."""
+    names = visible_devices() or ()
+    if slices := [name for name in names if name.startswith(SLICE)]:
+        return f"CUDA_VISIBLE_DEVICES={','.join(slices)} names parts of a GPU"
+    mode = _of_first_gpu("nvmlDeviceGetMigMode")  # (now, after the next reset)
+    return "the driver has cut the first GPU into parts" if mode and mode[0] else None
+
+
 def _of_first_gpu(question: str) -> Any:
-    """What NVML's function `question` says of the first GPU, None where NVML does not answer."""
+    """What NVML's function `question` says of the first visible GPU, None where NVML does not answer."""
     try:
         import pynvml
 
         pynvml.nvmlInit()
-        return getattr(pynvml, question)(pynvml.nvmlDeviceGetHandleByIndex(0))
+        first = (visible_devices() or ["0"])[0]
+        by_name = pynvml.nvmlDeviceGetHandleByIndex if first.isdecimal() else pynvml.nvmlDeviceGetHandleByUUID
+        return getattr(pynvml, question)(by_name(int(first) if first.isdecimal() else first))
     except Exception:  # no driver, no library, or a MIG parent: three error classes, one meaning
         return None
 

@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from hybrid.config import machine
 from hybrid.config.run import RunConfig
 from hybrid.config.violations import Violation
 
@@ -55,6 +56,16 @@ def gpus_are_found(cfg: RunConfig) -> Finding | None:
         return (
             "cluster.gpus_per_node: auto finds no CUDA GPU here, and cluster.device is cuda",
             _hidden_gpus() + "Give the number of GPUs per node, or set cluster.device=cpu.",
+        )
+
+
+@rule("cluster.device", "cluster.address")
+def gpus_are_whole(cfg: RunConfig) -> Finding | None:
+    if cfg.cluster.device == "cuda" and cfg.cluster.address is None and (why := machine.gpu_slice()):
+        return (
+            f"cluster.device: cuda is invalid: {why} (MIG), and CUDA shares no memory between processes there (IPC), which carries the "
+            "weights to the engines",
+            "Turn MIG off (nvidia-smi -mig 0), or name whole GPUs in CUDA_VISIBLE_DEVICES.",
         )
 
 

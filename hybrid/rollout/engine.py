@@ -281,9 +281,9 @@ class Engine:
         return {part: sum(w[part] for w in workers) for part in PARTS if part in self.resident}
 
     def _measured_bytes(self) -> int:
-        """Bytes that the engine's processes hold (PSS), or on CUDA bytes in use on its GPUs."""
+        """Bytes that the engine's processes hold: PSS, or on CUDA bytes of its GPUs."""
         if self.options.device == "cuda":
-            return sum(self.llm.collective_rpc("hybrid_device_used"))
+            return sum(self.llm.collective_rpc("hybrid_held_bytes"))
         return process_bytes(children=True).pss
 
     def _update_step(self, method: str, **kwargs) -> list[Any]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 from hybrid.errors import MemoryScheduleError
 
 PARTS = ("weights", "kv_cache")
@@ -39,3 +42,14 @@ def _check_movable(parts: list[str], device: str, verb: str) -> None:
         raise MemoryScheduleError(
             f"rollout parts {parts} cannot {verb}: on {device} each of {list(MOVABLE[device])} may, once per call."
         )
+
+
+def held_bytes(reserved: int, segments: Iterable[dict[str, Any]], allocations: Iterable[Any]) -> int:
+    """Bytes of the GPU that a worker of vLLM holds, from its own books: other processes take and free memory of the device meanwhile.
+
+    `reserved`: what torch's allocator counts, which includes the pools of sleep mode, asleep or not, and what vLLM has trimmed of them.
+    `segments`: torch's snapshots of those pools. `allocations`: vLLM's records of what it mapped for them (`handle[1]` is bytes).
+    """
+    in_pools = sum(segment["total_size"] for segment in segments)
+    awake = sum(each.handle[1] for each in allocations if not each.is_asleep)
+    return reserved - in_pools + awake

@@ -61,7 +61,7 @@ def build(options: EngineOptions, folder: str) -> LLM:
     platform = (
         {"worker_cls": "hybrid.rollout.cpu_worker.SleepableCPUWorker", "block_size": BLOCK_TOKENS["cpu"]}
         if on_cpu
-        else {"enable_sleep_mode": True}
+        else {"worker_cls": "hybrid.rollout.cuda_worker.SleepableCUDAWorker", "enable_sleep_mode": True}
     )
     return LLM(
         model=folder,

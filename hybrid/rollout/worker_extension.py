@@ -11,11 +11,13 @@ from contextlib import contextmanager, suppress
 
 import torch
 from vllm.config import set_current_vllm_config
+from vllm.device_allocator import get_mem_allocator_instance
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 from vllm.utils.torch_utils import set_random_seed
 
 from hybrid.memory.probe import release_free_memory
+from hybrid.rollout.residency import held_bytes
 from hybrid.rollout.weight_transfer import layers_without_weights, shares_loaded_weights
 
 RELOAD_LOGGER = "vllm.model_executor.model_loader.reload.layerwise"
@@ -29,10 +31,12 @@ class WorkerExtension:
         kv_cache = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in self.model_runner.kv_caches}
         return {"weights": _weight_bytes(self.model_runner.model), "kv_cache": sum(kv_cache.values())}
 
-    def hybrid_device_used(self) -> int:
-        """Bytes in use on this worker's GPU, by whomever."""
-        free, total = torch.cuda.mem_get_info()
-        return total - free
+    def hybrid_held_bytes(self) -> int:
+        """Bytes of the GPU that this worker holds (CUDA); its context and what libraries allocate by themselves are not among them."""
+        sleeper = get_mem_allocator_instance()
+        pools = [pool for pools in sleeper.allocator_and_pools.values() for pool, _ in pools]
+        segments = [segment for pool in pools for segment in pool.snapshot()]
+        return held_bytes(torch.cuda.memory_reserved(), segments, sleeper.pointer_to_data.values())
 
     def hybrid_release_free_memory(self) -> None:
         """Hand free memory of this worker back, so that what is measured next is in use."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from typing import Any
 
 import pynvml
+
+from hybrid.gpus import visible_devices
 
 
 class GpuUtilization:
@@ -77,11 +78,10 @@ class GpuUtilization:
 
 def _visible_handles() -> list[Any]:
     """NVML handles of the GPUs in CUDA_VISIBLE_DEVICES (numbers or UUIDs), of all when it is not set."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
+    names = visible_devices()
+    if names is None:
         return [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-    names = [name.strip() for name in visible.split(",") if name.strip() not in ("", "-1")]
     return [
-        pynvml.nvmlDeviceGetHandleByIndex(int(name)) if name.isdigit() else pynvml.nvmlDeviceGetHandleByUUID(name)
+        pynvml.nvmlDeviceGetHandleByIndex(int(name)) if name.isdecimal() else pynvml.nvmlDeviceGetHandleByUUID(name)
         for name in names
     ]

@@ -1,10 +1,17 @@
 """Names of GPUs, and bundles in the order of ranks."""
 
 import random
+from types import SimpleNamespace
 
+import pynvml
 import pytest
 
-from hybrid.gpus import rank_order
+from hybrid.config import machine
+from hybrid.config.rules import gpus_are_whole
+from hybrid.gpus import rank_order, visible_devices
+from hybrid.rollout.residency import held_bytes
+
+MIG = "MIG-1ea9d8b2-cd5b-5f4b-8b5c-a4f0f3c0a0b1"
 
 
 @pytest.mark.parametrize("driver", ["aa", "mm", "zz"])
@@ -24,3 +31,65 @@ def test_gpus_named_by_uuid_have_a_fixed_order_too():
 
 def test_a_driver_without_a_gpu_of_the_pool_changes_nothing():
     assert rank_order(["b", "a", "b", "a"], ["1", "1", "0", "0"], "head") == [3, 1, 2, 0]
+
+
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        (None, None),
+        ("", []),
+        ("-1", []),
+        ("NoDevFiles", []),
+        ("0, 2", ["0", "2"]),
+        ("3,-1,2", ["3"]),
+        ("GPU-8932f937,GPU-0adc1aa1", ["GPU-8932f937", "GPU-0adc1aa1"]),
+        ("GPU-8932f937,1", ["GPU-8932f937"]),
+        ("1,GPU-8932f937", ["1"]),
+        (MIG, [MIG]),
+    ],
+)
+def test_visible_devices_are_read_as_cuda_reads_them(given, names):
+    assert visible_devices({} if given is None else {"CUDA_VISIBLE_DEVICES": given}) == names
+
+
+@pytest.fixture
+def nvml(monkeypatch):
+    """A driver with three GPUs; of the second MIG is on, and the third has no bf16."""
+    names = {0: 0, 1: 1, 2: 2, "GPU-8932f937": 2}
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", names.__getitem__)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByUUID", names.__getitem__)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetMigMode", lambda gpu: [int(gpu == 1)] * 2)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetCudaComputeCapability", lambda gpu: (7 if gpu == 2 else 9, 0))
+
+
+@pytest.mark.parametrize(
+    ("visible", "device", "address", "says"),
+    [
+        ("0,1", "cuda", None, None),
+        ("1,0", "cuda", None, "the driver has cut the first GPU into parts"),
+        (MIG, "cuda", None, f"CUDA_VISIBLE_DEVICES={MIG} names parts"),
+        (MIG, "cpu", None, None),
+        (MIG, "cuda", "auto", None),
+    ],
+)
+def test_parts_of_a_gpu_are_refused_with_the_reason(nvml, monkeypatch, visible, device, address, says):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    found = gpus_are_whole(SimpleNamespace(cluster=SimpleNamespace(device=device, address=address)))
+    if says is None:
+        assert found is None
+    else:
+        assert says in found[0] and "IPC" in found[0] and "nvidia-smi -mig 0" in found[1]
+
+
+@pytest.mark.parametrize(("visible", "bf16"), [("0", True), ("2", False), ("GPU-8932f937,GPU-0adc1aa1", False)])
+def test_the_first_visible_gpu_is_asked(nvml, monkeypatch, visible, bf16):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert machine.gpu_has_bf16() is bf16
+
+
+def test_a_worker_counts_what_it_holds_itself():
+    """Ten bytes outside the pools of sleep mode; in them 70, of which 5 are trimmed, 40 asleep and 25 awake."""
+    allocations = [SimpleNamespace(handle=(0, size, 0), is_asleep=asleep) for size, asleep in ((40, True), (25, False))]
+    segments = [{"total_size": size} for size in (40, 25, 5)]
+    assert held_bytes(80, segments, allocations) == 35
