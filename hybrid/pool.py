@@ -20,6 +20,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from hybrid import leftovers
 from hybrid.cluster import STOP_TIMEOUT_S, OwnRay, dashboard_url, end_ray, start_ray, within
+from hybrid.environment import Place
 from hybrid.errors import PlacementError
 from hybrid.gpus import SLICE, rank_order
 from hybrid.package import Package, check_same, look, own_package
@@ -45,6 +46,7 @@ class Pool:
     group: PlacementGroup
     bundles: list[Bundle]
     processes_per_bundle: int
+    device: str
     log_dir: Path
     own_ray: OwnRay | None
     """Where Ray was started for this pool alone."""
@@ -80,7 +82,8 @@ class Pool:
             scheduling_strategy=PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=bundle.slot),
         )
         variables = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", **(env or {})}
-        handle = actor.remote(str(log_file), variables, str(self.temp), self.package, *args, **(kwargs or {}))
+        place = Place(self.device, role, several_nodes=len({each.node for each in self.bundles}) > 1)
+        handle = actor.remote(str(log_file), variables, place, str(self.temp), self.package, *args, **(kwargs or {}))
         worker = Worker(role=role, rank=rank, node=bundle.node, handle=handle, log_file=log_file)
         self.workers.append(worker)
         return worker
@@ -169,7 +172,7 @@ def open_pool(
             raise PlacementError(_short_of(num_nodes, gpus_per_node, f"no placement within {timeout_s:.0f} s"))
         url = dashboard_url() if dashboard else None
         temp = leftovers.make_temp_folder()
-        pool = Pool(group, [], processes_per_bundle, log_dir.absolute(), own_ray, temp, url)
+        pool = Pool(group, [], processes_per_bundle, device, log_dir.absolute(), own_ray, temp, url)
         pool.bundles = _order_bundles(pool, num_nodes, gpus_per_node, max(10.0, deadline - time.monotonic()))
         return pool
     except BaseException:

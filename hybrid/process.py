@@ -11,6 +11,7 @@ from typing import Any
 
 import ray
 
+from hybrid.environment import Place, process_environment
 from hybrid.garbage import pause_gc
 from hybrid.leftovers import use_temp_folder
 from hybrid.package import Package, check_same, look, take_over_path
@@ -30,10 +31,14 @@ def as_process(cls: type):
     module, name = cls.__module__, cls.__qualname__
 
     class Process:
-        def __init__(self, log_file: str, env: dict[str, str], temp: str, package: Package, *args, **kwargs):
+        def __init__(
+            self, log_file: str, env: dict[str, str], place: Place, temp: str, package: Package, *args, **kwargs
+        ):
             _redirect_output(log_file)
+            address = ray.util.get_node_ip_address()
             os.environ.update(env)
-            check_same(package, look(), f"node {ray.util.get_node_ip_address()}")
+            os.environ.update(process_environment(place, os.environ, address))
+            check_same(package, look(), f"node {address}")
             take_over_path(package)
             use_temp_folder(temp)
             pause_gc()

@@ -33,7 +33,7 @@ ABORT_TIMEOUT_S = 10.0
 _CAUSES = {
     "cpu": "a second reference to the same memory outside the storages it lists, garbage made meanwhile, or swap files in memory",
     "cuda": "a second reference to the same memory outside the storages it lists, a block that another stream still holds, weights "
-    "exported to another process, or large blocks cut up by small tensors (expandable_segments helps the roles, not the engines)",
+    "exported to another process, or large blocks cut up by small tensors",
 }
 
 

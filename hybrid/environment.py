@@ -1,0 +1,85 @@
+"""Variables of a worker process that depend on its role and its node; read by CUDA, NCCL and gloo when they start."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+
+ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+"""torch's CUDA allocator reads the first that is set, vLLM and the rest of torch the second: both always say the same."""
+EXPANDABLE = "expandable_segments"
+INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+
+
+FIXED = ("actor", "rollout")
+"""Roles whose segments may not be expandable: the actor exports tensors over CUDA IPC, the engines put memory to sleep."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where in the run a process is: the device of all roles, its own role, and whether its peers may live on other nodes."""
+
+    device: str
+    role: str
+    several_nodes: bool
+
+
+def process_environment(
+    place: Place, environ: Mapping[str, str], address: str, interfaces: Mapping[str, Sequence[Any]] | None = None
+) -> dict[str, str]:
+    """Variables to set in the process at `place` whose variables are `environ`, on the node that Ray knows by `address`. `interfaces`: what
+    `psutil.net_if_addrs` returns, which is asked when it is None."""
+    variables = {}
+    if place.device == "cuda":
+        variables |= dict.fromkeys(ALLOCATOR, allocator_settings(environ, expandable=place.role not in FIXED))
+    if place.several_nodes:
+        name = interface_of(address, psutil.net_if_addrs() if interfaces is None else interfaces)
+        # Left alone, gloo takes what the host's name resolves to: 127.0.1.1 on Debian. NCCL matches beginnings of names without the `=`.
+        values = {} if name is None else dict(zip(INTERFACES, (name, f"={name}"), strict=True))
+        variables |= {key: value for key, value in values.items() if not environ.get(key)}
+    return variables
+
+
+def allocator_settings(environ: Mapping[str, str], expandable: bool) -> str:
+    """The user's settings of torch's allocator with `expandable_segments` as this process needs it; the others stay.
+
+    Expandable segments let memory that is cut up by small tensors go back to the driver. CUDA IPC of such memory fails in containers, and
+    vLLM's sleep mode does not work with it.
+    """
+    given = next((environ[name] for name in ALLOCATOR if environ.get(name)), "")
+    settings = [each.strip() for each in _split(given)]
+    kept = [each for each in settings if each and each.partition(":")[0].strip() != EXPANDABLE]
+    return ",".join([*kept, f"{EXPANDABLE}:{expandable}"])
+
+
+def _split(settings: str) -> list[str]:
+    """`settings` cut at the commas that are outside brackets: a value may be a list, `roundup_power2_divisions:[256:1,512:2]`."""
+    parts, depth = [""], 0
+    for letter in settings:
+        depth += (letter == "[") - (letter == "]")
+        if letter == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return parts
+
+
+def interface_of(address: str, interfaces: Mapping[str, Sequence[Any]]) -> str | None:
+    """Name of the network interface that holds `address`; None where none does, as behind address translation."""
+    wanted = _address(address)
+    for name, addresses in interfaces.items():
+        if wanted is not None and any(_address(each.address) == wanted for each in addresses):
+            return name
+    return None
+
+
+def _address(text: str) -> Any:
+    """An IP address without its zone; None for anything else, such as a hardware address."""
+    try:
+        return ipaddress.ip_address(text.partition("%")[0])
+    except ValueError:
+        return None

@@ -1,0 +1,80 @@
+"""Variables of a process by its role, its node and what the user has set."""
+
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from hybrid.environment import ALLOCATOR, INTERFACES, Place, interface_of, process_environment
+
+GIVEN = "max_split_size_mb:64,expandable_segments:True,roundup_power2_divisions:[256:1,512:2]"
+OTHERS = "max_split_size_mb:64,roundup_power2_divisions:[256:1,512:2]"
+
+
+def nodes(**addresses):
+    return {name: [SimpleNamespace(address=each) for each in found] for name, found in addresses.items()}
+
+
+HERE = nodes(lo=["127.0.0.1", "::1"], docker0=["172.17.0.1"], eth1=["02:42:ac:11:00:02", "10.0.0.7", "fe80::1%eth1"])
+
+
+def variables(role="actor", device="cuda", several=False, environ=None, address="10.0.0.7", interfaces=HERE):
+    return process_environment(Place(device, role, several), environ or {}, address, interfaces)
+
+
+@pytest.mark.parametrize("expandable", [True, False])
+@pytest.mark.parametrize("name", ALLOCATOR)
+@pytest.mark.parametrize("role", ["actor", "rollout", "critic", "reference", "reward"])
+def test_only_roles_that_export_nothing_have_expandable_segments(role, name, expandable):
+    wanted = f"{OTHERS},expandable_segments:{role not in ('actor', 'rollout')}"
+    given = {name: GIVEN.replace("True", str(expandable))}
+    assert variables(role, environ=given) == dict.fromkeys(ALLOCATOR, wanted)
+
+
+def test_without_settings_of_the_user_there_is_one():
+    assert variables("actor") == dict.fromkeys(ALLOCATOR, "expandable_segments:False")
+    assert variables("critic", environ={ALLOCATOR[0]: ""}) == dict.fromkeys(ALLOCATOR, "expandable_segments:True")
+
+
+def test_torch_reads_what_we_set_and_prefers_the_first_of_the_two():
+    code = "import torch; print(torch._C._accelerator_getAllocatorSettings())"
+    ours = variables("actor", environ={ALLOCATOR[0]: GIVEN})[ALLOCATOR[0]]
+    env = os.environ | {ALLOCATOR[0]: ours, ALLOCATOR[1]: GIVEN}
+    told = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    assert told.stdout.strip() == ours, told.stderr
+
+
+def test_a_cpu_run_on_one_node_sets_nothing():
+    assert variables(device="cpu") == {}
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_on_several_nodes_gloo_and_nccl_take_the_interface_of_the_nodes_address(device):
+    found = variables(device=device, several=True)
+    assert [found[name] for name in INTERFACES] == ["eth1", "=eth1"]
+    assert not set(INTERFACES) & set(variables(device=device))
+
+
+def test_interfaces_that_the_user_names_stay():
+    for given in INTERFACES:
+        found = variables(several=True, environ={given: "ib0"})
+        assert given not in found and len(set(INTERFACES) & set(found)) == 1
+
+
+@pytest.mark.parametrize(
+    ("address", "name"),
+    [("10.0.0.7", "eth1"), ("127.0.0.1", "lo"), ("fe80:0::1", "eth1"), ("10.0.0.70", None), ("gpu-node-3", None)],
+)
+def test_the_interface_that_holds_an_address(address, name):
+    assert interface_of(address, HERE) == name
+
+
+def test_an_address_that_no_interface_holds_sets_nothing():
+    assert not set(INTERFACES) & set(variables(several=True, address="203.0.113.9"))
+
+
+def test_this_machines_own_interfaces_are_asked():
+    found = process_environment(Place("cpu", "actor", True), {}, "127.0.0.1")
+    assert found == dict(zip(INTERFACES, ("lo", "=lo"), strict=True))
