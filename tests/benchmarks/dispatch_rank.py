@@ -20,7 +20,7 @@ class StandIn:
     def ready(self) -> None:
         """Answers when everything is imported."""
 
-    def logprobs(self, micros: Sequence[Sequence[Row]], temperature: float) -> np.ndarray:
+    def logprobs(self, micros: Sequence[Sequence[Row]], *args) -> np.ndarray:
         return self.values(micros)
 
     def values(self, micros: Sequence[Sequence[Row]]) -> np.ndarray:
