@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +26,7 @@ EXPORT_BUCKET_BYTES = 2**30
 class PolicyForward(ModelWorker):
     """What actor and reference share: log-probs of given responses."""
 
-    def logprobs(self, micros: Sequence[Sequence[Row]], temperature: float, ends: EndMask | None = None) -> np.ndarray:
+    def logprobs(self, micros: Iterable[Sequence[Row]], temperature: float, ends: EndMask | None = None) -> np.ndarray:
         """float32 log-probs of the response tokens of all rows, flat, in the order of `micros`."""
         return self.forward_rows(micros, lambda batch: self.model.forward(batch, temperature, ends=ends)[0])
 
@@ -56,7 +56,7 @@ class ActorWorker(PolicyForward):
         return self.settle()
 
     def train(
-        self, micros: Sequence[Sequence[PolicyRow]], objective: PolicyObjective, learning_rate: float
+        self, micros: Iterable[Sequence[PolicyRow]], objective: PolicyObjective, learning_rate: float
     ) -> UpdateResult:
         """One optimizer step. Raises `TrainingStopped` on all ranks, before the update, when trainer and sampler disagree."""
         totals = Totals()

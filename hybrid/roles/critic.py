@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
@@ -26,12 +26,12 @@ class CriticWorker(ModelWorker):
         self.model = TrainedModel(critic, zero)
         return self.settle()
 
-    def values(self, micros: Sequence[Sequence[Row]]) -> np.ndarray:
+    def values(self, micros: Iterable[Sequence[Row]]) -> np.ndarray:
         """float32 values of the states before each response token of all rows, flat, in the order of `micros`."""
         return self.forward_rows(micros, self.model.forward)
 
     def train(
-        self, micros: Sequence[Sequence[ValueRow]], clip: float | None, normalizer: float, learning_rate: float
+        self, micros: Iterable[Sequence[ValueRow]], clip: float | None, normalizer: float, learning_rate: float
     ) -> UpdateResult:
         """One optimizer step on the clipped value loss; `normalizer` counts the response tokens of the whole step."""
         totals = Totals()

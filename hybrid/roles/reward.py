@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
@@ -37,7 +37,7 @@ class RewardWorker(ModelWorker):
         self.pads = padding_is_exact(self.model, self.device, dtype)
         return self.settle()
 
-    def score(self, micros: Sequence[Sequence[Row]]) -> np.ndarray:
+    def score(self, micros: Iterable[Sequence[Row]]) -> np.ndarray:
         """float32 score of each row, prompt and response in the actor's tokens, in the order of `micros`; how they are cut is of no
         matter."""
         sequences = [np.concatenate([row.prompt, row.response]).tolist() for rows in micros for row in rows]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -18,11 +18,13 @@ from hybrid.roles.packing import Row
 
 WORD = np.dtype(np.int32)
 """Every number takes 4 bytes: ids and counts as int32, floats as float32."""
+COUNTS = ("micros", "groups", "prompt_starts", "prompt_of", "response_starts", "is_fresh")
+"""Columns of which there is a number for each micro-batch, prompt or row, not for each token."""
 
 
 @dataclass(frozen=True, eq=False)
-class Shard(Sequence):
-    """The rows of one rank in one call, as a sequence of micro-batches. A prompt that rows of a group share is in it once.
+class Shard:
+    """The rows of one rank in one call: iterating gives its micro-batches. A prompt that rows of a group share is in it once.
 
     All columns lie one after another in one buffer, which Ray copies once, from here into its store; a rank's rows are views of it.
     """
@@ -34,16 +36,24 @@ class Shard(Sequence):
     words: np.ndarray
     """int32; a column of floats is float32 in the same place."""
 
-    def __len__(self) -> int:
-        return self.lengths["micros"] - 1
-
-    def __getitem__(self, micro: int) -> list[Any]:
-        """The rows of a micro-batch. Their arrays are read-only where Ray delivered them."""
-        if not 0 <= micro < len(self):
-            raise IndexError(micro)
+    def __iter__(self) -> Iterator[list[Any]]:
+        """The rows of each micro-batch. Their arrays are read-only where Ray delivered them."""
         columns = self.columns()
-        first, end = columns["micros"][micro : micro + 2].tolist()
-        return [self._row(columns, b) for b in range(first, end)]
+        floats = {name: columns[name] for name in float_columns(self.kind) if name in columns}
+        counts = {name: columns[name].tolist() for name in COUNTS if name in columns}
+        micros, prompt_starts, starts = counts["micros"], counts["prompt_starts"], counts["response_starts"]
+
+        def row(b: int) -> Any:
+            p, tokens = counts["prompt_of"][b], slice(starts[b], starts[b + 1])
+            prompt = columns["prompts"][prompt_starts[p] : prompt_starts[p + 1]]
+            row = Row(counts["groups"][p], prompt, columns["responses"][tokens])
+            if self.kind is Row:
+                return row
+            flags = {"is_fresh": bool(counts["is_fresh"][b])} if "is_fresh" in counts else {}
+            return self.kind(row=row, **{name: column[tokens] for name, column in floats.items()}, **flags)
+
+        for first, end in pairwise(micros):
+            yield [row(b) for b in range(first, end)]
 
     def columns(self) -> dict[str, np.ndarray]:
         """Views of `words` by name."""
@@ -51,18 +61,6 @@ class Shard(Sequence):
         ends = np.cumsum(list(self.lengths.values()))
         parts = zip(self.lengths, np.split(self.words, ends[:-1]), strict=True)
         return {name: part.view(np.float32) if name in floats else part for name, part in parts}
-
-    def _row(self, columns: dict[str, np.ndarray], b: int) -> Any:
-        p = int(columns["prompt_of"][b])
-        tokens = slice(*columns["response_starts"][b : b + 2].tolist())
-        prompt = columns["prompts"][slice(*columns["prompt_starts"][p : p + 2].tolist())]
-        row = Row(int(columns["groups"][p]), prompt, columns["responses"][tokens])
-        if self.kind is Row:
-            return row
-        values = {name: columns[name][tokens] for name in float_columns(self.kind) if name in columns}
-        if "is_fresh" in columns:
-            values["is_fresh"] = bool(columns["is_fresh"][b])
-        return self.kind(row=row, **values)
 
 
 def float_columns(kind: type) -> list[str]:
@@ -94,8 +92,12 @@ def flatten(micros: Sequence[Sequence[Any]]) -> Shard:
     lengths = {name: sum(map(len, parts)) for name, parts in columns.items()}
     shard = Shard(kind, lengths, np.empty(sum(lengths.values()), WORD))
     for name, column in shard.columns().items():
-        if len(column):
-            np.concatenate([np.asarray(part, column.dtype) for part in columns[name]], out=column)
+        if not len(column):
+            continue
+        if name in float_columns(kind):
+            torch.cat(columns[name], out=torch.from_numpy(column))
+        else:
+            np.concatenate([np.asarray(part, WORD) for part in columns[name]], out=column)
     return shard
 
 

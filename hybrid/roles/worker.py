@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from pathlib import Path
 
@@ -136,6 +136,6 @@ class ModelWorker(DistributedWorker):
         """A micro-batch on this rank's device; an empty one becomes two tokens whose results are dropped."""
         return pack(rows or [Row(0, [0], [0])], self.share_prompts).to(self.device)
 
-    def forward_rows(self, micros: Sequence[Sequence[Row]], run: Callable[[PackedBatch], torch.Tensor]) -> np.ndarray:
+    def forward_rows(self, micros: Iterable[Sequence[Row]], run: Callable[[PackedBatch], torch.Tensor]) -> np.ndarray:
         """`run` (R floats of a packed batch) over micro-batches: the floats of all rows, flat, in their order."""
         return flat([run(self.pack(rows))[: sum(len(row.response) for row in rows)].cpu() for rows in micros])

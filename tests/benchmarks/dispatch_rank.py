@@ -3,7 +3,7 @@ import it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
@@ -20,11 +20,15 @@ class StandIn:
     def ready(self) -> None:
         """Answers when everything is imported."""
 
-    def logprobs(self, micros: Sequence[Sequence[Row]], *args) -> np.ndarray:
+    def logprobs(self, micros: Iterable[Sequence[Row]], *args) -> np.ndarray:
         return self.values(micros)
 
-    def values(self, micros: Sequence[Sequence[Row]]) -> np.ndarray:
+    def values(self, micros: Iterable[Sequence[Row]]) -> np.ndarray:
         return flat([torch.zeros(sum(len(row.response) for row in rows)) for rows in micros])
 
-    def train(self, micros: Sequence[Sequence], *args) -> UpdateResult:
+    def train(self, micros: Iterable[Sequence], *args) -> UpdateResult:
         return UpdateResult(True, {}, {}, Fed(sum(len(row.row.response) for rows in micros for row in rows)))
+
+    def echo(self, sent: np.ndarray, answer_bytes: int) -> np.ndarray:
+        """What Ray alone needs: it has put `sent` and got it here, and puts the answer for the controller to get."""
+        return np.zeros(answer_bytes, np.uint8)

@@ -96,7 +96,6 @@ def test_rows_arrive_as_they_were(step, call):
     rows = step[call]
     for rank, piece in zip(plan_of(rows), shard(plan_of(rows), rows), strict=True):
         _, arrived = sent(piece)
-        assert len(arrived) == len(rank)
         for micro, got in zip(rank, arrived, strict=True):
             assert_same([rows[i] for i in micro], got)
 
@@ -145,8 +144,6 @@ def test_a_rank_without_rows_answers_with_nothing():
     piece = flatten([[], []])
     assert list(piece) == [[], []]
     assert len(worker.forward_rows(piece, lambda batch: torch.ones(len(batch.targets_R)))) == 0
-    with pytest.raises(IndexError):
-        piece[2]
 
 
 def test_an_answer_of_the_wrong_length_is_refused():
