@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.integration.ranks import run_ranks
+from tests.tiny_architectures import make_tiny_architecture
 
 STAGES, MICROS, WORLDS = (0, 1, 2, 3), (1, 2, 4), (1, 2)
 LENGTHS = [3, 9, 1, 6, 4, 2, 8, 5]
@@ -26,7 +27,7 @@ def _rows():
     return rows
 
 
-def _steps(rank, world, port, model, folder):
+def _steps(rank, world, port, model, folder, stages=STAGES, all_micros=MICROS):
     """One step from the same weights for each (stage, micro-batches, reduction): metrics and weights after it."""
     import os
 
@@ -49,8 +50,8 @@ def _steps(rank, world, port, model, folder):
     worker.join("127.0.0.1", port)
     rows = _rows()[rank * len(LENGTHS) // world : (rank + 1) * len(LENGTHS) // world]
     results = {}
-    for stage in STAGES:
-        for micros in MICROS:
+    for stage in stages:
+        for micros in all_micros:
             for reduction, normalizer in REDUCTIONS.items():
                 if reduction != "token_mean" and (stage, micros) not in ((2, 1), (2, 4)):
                     continue
@@ -101,3 +102,14 @@ def test_loss_gradient_and_figures_are_the_same(results, world):
         assert {name: metrics[name] for name in known} == pytest.approx(known, rel=1e-4, abs=1e-6), where
         # Adam divides by the gradient's own size, so the rounding of a tiny one shows.
         assert abs(weights - expected_weights).mean() < 1e-6, where
+
+
+def test_a_parameter_that_is_given_to_the_attention_is_gathered(tmp_path):
+    """The sinks of gpt-oss, under ZeRO-3."""
+    (tmp_path / "swap").mkdir()
+    model = str(make_tiny_architecture("gpt_oss", tmp_path / "model"))
+    found = run_ranks(_steps, model, str(tmp_path / "swap"), (0, 3), (1,), world=2)[0]
+    (expected, expected_weights), (metrics, weights) = (found[stage, 1, "token_mean"] for stage in (0, 3))
+    known = {name: value for name, value in expected.items() if value is not None}
+    assert {name: metrics[name] for name in known} == pytest.approx(known, rel=1e-4, abs=1e-6)
+    assert abs(weights - expected_weights).mean() < 1e-6

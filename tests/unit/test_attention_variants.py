@@ -184,8 +184,18 @@ def test_caps_and_sinks_are_refused_for_cuda(argument):
 PASS = {"dtype": torch.float32, "implementation": "sdpa", "checkpointing": False, "trust_remote_code": False}
 
 
-def traced(path, device="cpu"):
-    return packed_pass(str(path), "policy", (Lengths(0, 400, 600),), backward=True, device=device, **PASS)
+def traced(path, device="cpu", rows=((400, 600),)):
+    """The plan of a pass with one group."""
+    lengths = tuple(Lengths(0, *row) for row in rows)
+    return packed_pass(str(path), "policy", lengths, backward=True, device=device, **PASS)
+
+
+@pytest.mark.parametrize("rows", [((20, 20),) * 4, ((100, 600),) * 2], ids=["within", "beyond"])
+def test_c13_windows_are_planned(tmp_path, rows):
+    AutoConfig.for_model("mistral", **BASE | {"sliding_window": 64}).save_pretrained(tmp_path / "window")
+    AutoConfig.for_model("mistral", **BASE | {"sliding_window": None}).save_pretrained(tmp_path / "whole")
+    window, whole = (traced(tmp_path / name, rows=rows).peak for name in ("window", "whole"))
+    assert window >= whole if rows[0] == (100, 600) else window == whole
 
 
 def test_tables_of_scores_are_planned(tmp_path):
