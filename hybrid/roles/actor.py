@@ -39,8 +39,9 @@ class ReferenceWorker(PolicyForward):
     def load(self, options: ModelOptions, stage: int) -> dict[str, int]:
         """Load and return the bytes of each part."""
         self.share_prompts = options.share_prompts
-        policy = load_partitioned(stage, options.dtype, lambda: load_policy(options))
-        self.model = FrozenModel(policy.to(self.device) if stage < 3 else policy, stage, options.dtype)
+        device = self.device if stage < 3 else None
+        policy = load_partitioned(stage, options.dtype, lambda: load_policy(options, device))
+        self.model = FrozenModel(policy.to(device) if device else policy, stage, options.dtype)
         return self.settle()
 
 

@@ -114,10 +114,10 @@ def _hidden(trunk: nn.Module, batch: PackedBatch) -> torch.Tensor:
     return out.last_hidden_state[0]
 
 
-def load_policy(options: ModelOptions) -> PolicyModel:
-    """The causal language model at `options.path`. Raises `ConfigError` when the folder does not hold one, `NotExact` where rows cannot
-    be packed."""
-    return PolicyModel(_load(AutoModelForCausalLM, options), options.dropout)
+def load_policy(options: ModelOptions, device: torch.device | None = None) -> PolicyModel:
+    """The causal language model at `options.path`, read to `device` (see `reading`). Raises `ConfigError` when the folder does not hold
+    one, `NotExact` where rows cannot be packed."""
+    return PolicyModel(_load(AutoModelForCausalLM, options, device), options.dropout)
 
 
 def load_critic(options: ModelOptions) -> ValueModel:
@@ -146,19 +146,30 @@ def load_critic(options: ModelOptions) -> ValueModel:
     return ValueModel(trunk, head, options.dropout)
 
 
-def load_reward_model(path: str, dtype: torch.dtype, trust_remote_code: bool) -> nn.Module:
-    """A transformers sequence-classification model with one label. Raises `ConfigError` when it has more."""
-    model = AutoModelForSequenceClassification.from_pretrained(path, dtype=dtype, trust_remote_code=trust_remote_code)
+def load_reward_model(
+    path: str, dtype: torch.dtype, trust_remote_code: bool, device: torch.device | None = None
+) -> nn.Module:
+    """A transformers sequence-classification model with one label, read to `device` (see `reading`). Raises `ConfigError` when it has
+    more."""
+    model = AutoModelForSequenceClassification.from_pretrained(
+        path, dtype=dtype, trust_remote_code=trust_remote_code, **reading(device)
+    )
     if model.config.num_labels != 1:
         raise ConfigError(f"reward.model={path} has {model.config.num_labels} labels; a reward model has one.")
     return _own_memory(model).eval()
+
+
+def reading(device: torch.device | None) -> dict[str, dict[str, torch.device]]:
+    """Arguments of `from_pretrained` that read a model straight to a GPU, tensor by tensor: no rank of a node then needs host memory for
+    all of it. None for host memory and for ZeRO-3, which reads by itself and refuses a device."""
+    return {} if device is None or device.type == "cpu" else {"device_map": {"": device}}
 
 
 def _config(options: ModelOptions) -> PretrainedConfig:
     return AutoConfig.from_pretrained(options.path, trust_remote_code=options.trust_remote_code)
 
 
-def _load(auto: type, options: ModelOptions) -> nn.Module:
+def _load(auto: type, options: ModelOptions, device: torch.device | None = None) -> nn.Module:
     config = _config(options)
     implementation = attention.NAME if options.attention == "sdpa" else options.attention
     model, found = auto.from_pretrained(
@@ -168,6 +179,7 @@ def _load(auto: type, options: ModelOptions) -> nn.Module:
         attn_implementation=implementation,
         trust_remote_code=options.trust_remote_code,
         output_loading_info=True,
+        **reading(device),
     )
     if missing := sorted(set(found["missing_keys"]) - set(getattr(model, "all_tied_weights_keys", None) or ())):
         raise ConfigError(

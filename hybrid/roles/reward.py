@@ -10,7 +10,7 @@ import torch
 from hybrid.roles.models import load_reward_model
 from hybrid.roles.packing import Row
 from hybrid.roles.worker import ModelWorker
-from hybrid.roles.zero import FrozenModel, load_partitioned
+from hybrid.roles.zero import FrozenModel
 from hybrid.tokenizer import load_tokenizer
 
 NO_TOKEN = -1
@@ -28,7 +28,7 @@ class RewardWorker(ModelWorker):
         self, path: str, dtype: torch.dtype, actor_path: str, token_budget: int, trust_remote_code: bool
     ) -> dict[str, int]:
         """Load and return the bytes of each part. Text is re-encoded when the tokenizers of actor and reward model differ."""
-        model = load_partitioned(0, dtype, lambda: load_reward_model(path, dtype, trust_remote_code))
+        model = load_reward_model(path, dtype, trust_remote_code, self.device)
         self.tokenizer = load_tokenizer(path, trust_remote_code, "reward.model")
         self.actor_tokenizer = load_tokenizer(actor_path, trust_remote_code)
         self.same_tokens = self.tokenizer.get_vocab() == self.actor_tokenizer.get_vocab()
