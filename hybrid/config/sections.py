@@ -148,8 +148,8 @@ class Rollout(Section):
     """No CUDA graphs, and nothing compiled: starts faster, generates slower. `auto`: true on cpu, where false compiles for a
     minute or two and then takes a quarter less time to generate (135M parameters, 32 sequences): for runs of an hour or more."""
     weight_bucket: Size | Auto = "auto"
-    """Bytes of weights that one message of a weight sync carries; on cuda at least the largest tensor. `auto`: 256MiB
-    on cpu, 2GiB on cuda."""
+    """Bytes of weights that one message of a weight sync carries; on cuda at least the largest tensor, at most the model, and
+    twice on each GPU. `auto`: 256MiB on cpu, 2GiB on cuda."""
     replay: Text | None = None
     """Train on the rollouts recorded in this file in place of generating."""
     record: Text | None = None

@@ -223,14 +223,16 @@ class _Run:
         )
 
     def sync(self) -> Parts:
-        """A bucket on its way (shared memory on CPU, the packed buffer of CUDA IPC), what ZeRO-3 gathers for it, and the layer that vLLM
-        puts together."""
+        """A bucket on its way (shared memory on CPU, the packed buffer of CUDA IPC, of which vLLM's worker makes a copy on the same GPU),
+        what ZeRO-3 gathers for it, and the layer that vLLM puts together."""
         if not self.cfg.uses_engines:
             return {}
         model = self.model("actor")
         whole, largest = model.elements * self.element, max(model.sizes) * self.element
         bucket = min(whole, max(self.cfg.rollout.weight_bucket, largest))
         parts = {"weight bucket": bucket, "layer in transfer": largest_layer_bytes(model, self.tp, self.element)}
+        if not self.on_cpu:
+            parts["copy of the bucket"] = bucket
         if joined := sum(prod(shape) for _, shape in model.parameters if len(shape) > 2) * self.element:
             parts["experts taken apart"] = min(bucket, joined)
         return parts | ({"gathered parameters": 2 * bucket} if self.stage("actor") == 3 else {})

@@ -38,8 +38,7 @@ class IpcSender:
         self.peers.agree(error)
 
     def _open(self, source: sender.WeightSource) -> IPCTrainerWeightTransferEngine:
-        largest = max(torch.Size(shape).numel() * dtype.itemsize for _, dtype, shape in source.names_shapes())
-        buffer_bytes = max(self.bucket_bytes, largest)  # vLLM refuses a tensor that exceeds the buffer
+        buffer_bytes = sender.staging_bytes(self.bucket_bytes, source.names_shapes())
         info = IPCTrainerInitInfo(rank=self.rank, packed=True, packed_buffer_size_bytes=buffer_bytes)
         return IPCTrainerWeightTransferEngine.trainer_init(info, client=self.client, source=self.weights)
 

@@ -127,6 +127,13 @@ def attempt(action: Callable[[], Any]) -> tuple[Exception | None, Any]:
         return error, None
 
 
+def staging_bytes(bucket_bytes: int, weights: list[tuple[str, torch.dtype, tuple[int, ...]]]) -> int:
+    """Bytes of the buffer through which `weights` (see `WeightSource.names_shapes`) travel over CUDA IPC: a bucket, no less than the
+    largest tensor, which vLLM does not cut, and no more than all of them."""
+    sizes = [torch.Size(shape).numel() * dtype.itemsize for _, dtype, shape in weights]
+    return min(max(bucket_bytes, max(sizes)), sum(sizes))
+
+
 class ShmSender:
     """Through shared memory: one writer a node, read by that node's engines."""
 

@@ -4,9 +4,11 @@ import multiprocessing
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
-from hybrid.memory.probe import device_used_bytes
+from hybrid.memory.probe import device_used_bytes, measured_bytes, release_free_memory
 from hybrid.rollout.requests import EngineOptions
+from hybrid.rollout.sender import make_sender
 from launch.tiny_models import make_tiny_llama
 from tests.integration.engine_process import EngineProcess
 
@@ -61,3 +63,33 @@ def test_another_process_that_allocates_meanwhile_does_not_end_the_sleep(engine)
     finally:
         ended.set()
         other.join(30)
+
+
+class Source:
+    def __init__(self, weights):
+        self.weights = {name: weight.to("cuda", torch.bfloat16) for name, weight in weights.items()}
+
+    def names_shapes(self):
+        return [(name, weight.dtype, tuple(weight.shape)) for name, weight in self.weights.items()]
+
+    def __iter__(self):
+        yield list(self.weights.items())
+
+
+def test_a_sync_takes_a_buffer_of_the_model_and_gives_it_back(tmp_path):
+    """Of a bucket of 2 GiB a small model uses what it needs; three syncs leave nothing behind on either side."""
+    folder = make_tiny_llama(tmp_path / "llama", vocab_size=50_000, hidden_size=512)
+    source = Source(load_file(folder / "model.safetensors"))
+    size = sum(weight.nbytes for weight in source.weights.values())
+    options = EngineOptions(str(folder), "bfloat16", "cuda", KV_BYTES, max_model_len=128, max_num_seqs=16)
+    with EngineProcess(options) as started:
+        sender = make_sender("ipc", 0, [started], 2**31)
+        held = []
+        for version in range(3):
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            sender.send(source, version)
+            assert torch.cuda.max_memory_allocated() - before <= 1.1 * size
+            release_free_memory("cuda")
+            held.append((measured_bytes("cuda"), started.stats()["measured_bytes"]))
+        assert held[1] == held[2]

@@ -62,6 +62,20 @@ def config(path: str, **changes) -> RunConfig:
     return resolve(RunConfig.model_validate(sections))
 
 
+@pytest.mark.parametrize("bucket_mib", [1, 16, 2048])
+def test_a_sync_on_cuda_holds_a_bucket_twice_at_most_the_model(model, bucket_mib):
+    """The staging buffer of the actor and the copy that vLLM's worker makes of it, on the same GPU. On CPU there is one, shared."""
+    rollout = {"samples_per_prompt": 4, "max_new_tokens": 128, "kv_cache": 8 * MIB, "weight_bucket": bucket_mib * MIB}
+    for device in ("cuda", "cpu"):
+        cluster, memory = {"device": device, "gpus_per_node": 2}, {"device_bytes": 4 * 2**30, "tier": "file"}
+        prediction = predict(config(model, cluster=cluster, rollout=rollout, memory=memory), MachineFacts())
+        parts = next(use.parts for use in prediction.phases if use.phase == "sync")
+        whole, largest = 2 * shapes(model, "policy").elements, 2 * 8192 * 512
+        wanted = min(whole, max(bucket_mib * MIB, largest))
+        assert parts["weight bucket"] == wanted
+        assert parts.get("copy of the bucket") == (wanted if device == "cuda" else None)
+
+
 def working(prediction, phase: str) -> int:
     """Bytes of tensors."""
     parts = next(use.parts for use in prediction.phases if use.phase == phase)

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from hybrid.errors import MemoryScheduleError, RolloutError
 from hybrid.rollout.checkpoint_names import check_bucket, check_complete, checkpoint_shapes
 from hybrid.rollout.residency import check_come, check_leave
-from hybrid.rollout.sender import bounded, make_sender
+from hybrid.rollout.sender import bounded, make_sender, staging_bytes
 from hybrid.rollout.shared_memory import SharedBucket
 
 BOTH = {"weights", "kv_cache"}
@@ -114,6 +114,13 @@ class RecordingEngine:
     def set_weight_version(self, version):
         self._record("version")
         self.version = version
+
+
+@pytest.mark.parametrize(("bucket", "staged"), [(2**31, 340), (200, 200), (100, 200), (1, 200)])
+def test_the_staging_buffer_holds_the_largest_tensor_and_no_more_than_the_model(bucket, staged):
+    """200 bytes of the largest tensor, 340 in all: not 2 GiB for a small model."""
+    weights = [("a", torch.bfloat16, (10, 10)), ("b", torch.float32, (5,)), ("c", torch.bfloat16, (60,))]
+    assert staging_bytes(bucket, weights) == staged
 
 
 def test_a_sync_is_one_session_of_bounded_buckets():
