@@ -12,7 +12,6 @@ import pytest
 
 from hybrid.files import write_atomic
 from hybrid.telemetry.jsonl import JsonLines, read_lines
-from launch.tiny_models import make_tiny_llama
 
 ROOT = Path(__file__).resolve().parents[2]
 ODD = "½ → 日本"
@@ -79,21 +78,6 @@ def test_c54_every_text_file_is_opened_with_an_encoding(tmp_path, monkeypatch):
     assert len(calls_without_encoding(tmp_path / "x.py")) == 6, "the test finds what it looks for"
 
 
-@pytest.fixture(scope="module")
-def odd_profile(tmp_path_factory) -> Path:
-    """A sound profile with characters outside ASCII in a text, in its own name and in the names of what it points to."""
-    folder = tmp_path_factory.mktemp("größe")
-    make_tiny_llama(folder / "modèle")
-    (folder / "größe.jsonl").write_text('{"prompt": "½", "label": "1"}\n', encoding="utf-8")
-    profile = folder / "名.yaml"
-    profile.write_text(
-        f"model: {{path: {folder}/modèle}}\nreward: {{function: math_verify}}\ntrain: {{steps: 1, prompts_per_step: 8}}\n"
-        f"cluster: {{device: cpu}}\ndata: {{train: größe.jsonl, system_prompt: {ODD}}}\n",
-        encoding="utf-8",
-    )
-    return profile
-
-
 LOAD = "import sys; from hybrid.config import load_run; print(ascii(load_run(sys.argv[1]).data.system_prompt))"
 
 
@@ -104,26 +88,6 @@ def test_c54_a_profile_is_read_in_an_ascii_locale(profile):
     )
     done = start("-c", LOAD, str(profile), **ASCII_LOCALE)
     assert done.stdout.decode().strip() == ascii(ODD), done.stderr.decode()
-
-
-ASCII_OUTPUT = {"PYTHONIOENCODING": "ascii"}
-
-
-@pytest.mark.parametrize(
-    "env", [ASCII_LOCALE, ASCII_OUTPUT, ASCII_LOCALE | ASCII_OUTPUT], ids=["locale", "output", "both"]
-)
-def test_c54_the_command_in_an_ascii_locale(odd_profile, env):
-    done = start("-m", "hybrid.cli", "train", "--dry-run", str(odd_profile), f"data.prompt_suffix={ODD}", **env)
-    shown = done.stdout.decode("ascii")
-    assert done.returncode == 0, done.stderr.decode()
-    assert shown.count(r"\xbd \u2192 \u65e5\u672c") == 2 and r"gr\xf6\xdfe.jsonl" in shown
-    wrong = start("-m", "hybrid.cli", "train", str(odd_profile), f"model.pfad={ODD}", **env)
-    assert wrong.returncode == 2 and "pfad" in wrong.stderr.decode("ascii")
-
-
-def test_c54_a_utf8_terminal_shows_everything(odd_profile):
-    done = start("-m", "hybrid.cli", "train", "--dry-run", str(odd_profile), PYTHONIOENCODING="utf-8")
-    assert f"system_prompt: {ODD}" in done.stdout.decode("utf-8"), done.stderr.decode()
 
 
 def test_c54_logs_of_processes_are_utf8(tmp_path):
