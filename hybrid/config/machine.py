@@ -33,6 +33,12 @@ def gpu_bytes() -> int | None:
     return None if memory is None else int(memory.total)
 
 
+def gpu_used_bytes() -> int:
+    """Bytes of the first visible GPU in use now, whoever uses them; 0 where NVML does not answer."""
+    memory = _of_first_gpu("nvmlDeviceGetMemoryInfo")
+    return 0 if memory is None else int(memory.used)
+
+
 def gpu_has_bf16() -> bool:
     """Whether the first GPU computes in bf16 (compute capability 8.0 or more); True where NVML does not answer."""
     capability = _of_first_gpu("nvmlDeviceGetCudaComputeCapability")

@@ -9,7 +9,7 @@ from statistics import median
 
 import torch
 
-from hybrid.config import RunConfig
+from hybrid.config import RunConfig, machine
 from hybrid.memory.probe import process_bytes
 from hybrid.memory.swap import Part, come_parts, leave_parts
 from hybrid.planning.facts import CALL_S, ProcessBytes
@@ -153,13 +153,8 @@ def _measure_engine(pool: Pool, cfg: RunConfig, model: Path, timeout_s: float) -
 
 
 def _device_used(cfg: RunConfig) -> int:
-    """Bytes in use on the first GPU now, whoever uses them; 0 on CPU."""
-    if cfg.cluster.device == "cpu":
-        return 0
-    import pynvml
-
-    pynvml.nvmlInit()
-    return int(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(0)).used)
+    """Bytes in use on the first visible GPU now, whoever uses them; 0 on CPU."""
+    return 0 if cfg.cluster.device == "cpu" else machine.gpu_used_bytes()
 
 
 def make_probe_model(folder: Path, tokenizer_of: str, trust_remote_code: bool) -> Path:

@@ -55,6 +55,8 @@ class WorkerExtension:
         silent = layers_without_weights(model)
         with _no_reload_log():
             self.finish_weight_update()
+        if self.device.type == "cuda":
+            release_free_memory("cuda", collect=False)  # copies of buckets, which the next phase's tenants need
         tied = shares_loaded_weights(model, silent)
         failed = [name for name, layer in silent.items() if layer not in tied]
         if failed:

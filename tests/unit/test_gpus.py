@@ -60,6 +60,7 @@ def nvml(monkeypatch):
     monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", names.__getitem__)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByUUID", names.__getitem__)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetMigMode", lambda gpu: [int(gpu == 1)] * 2)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetMemoryInfo", lambda gpu: SimpleNamespace(total=100 + gpu, used=10 + gpu))
     monkeypatch.setattr(pynvml, "nvmlDeviceGetCudaComputeCapability", lambda gpu: (7 if gpu == 2 else 9, 0))
 
 
@@ -82,10 +83,11 @@ def test_parts_of_a_gpu_are_refused_with_the_reason(nvml, monkeypatch, visible, 
         assert says in found[0] and "IPC" in found[0] and "nvidia-smi -mig 0" in found[1]
 
 
-@pytest.mark.parametrize(("visible", "bf16"), [("0", True), ("2", False), ("GPU-8932f937,GPU-0adc1aa1", False)])
-def test_the_first_visible_gpu_is_asked(nvml, monkeypatch, visible, bf16):
+@pytest.mark.parametrize(("visible", "number"), [("0", 0), ("2", 2), ("GPU-8932f937,GPU-0adc1aa1", 2)])
+def test_the_first_visible_gpu_is_asked(nvml, monkeypatch, visible, number):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert machine.gpu_has_bf16() is bf16
+    assert machine.gpu_has_bf16() is (number == 0)
+    assert (machine.gpu_bytes(), machine.gpu_used_bytes()) == (100 + number, 10 + number)
 
 
 def test_a_worker_counts_what_it_holds_itself():
