@@ -21,10 +21,11 @@ FIXED = ("actor", "rollout")
 
 @dataclass(frozen=True)
 class Place:
-    """Where in the run a process is: the device of all roles, its own role, and whether its peers may live on other nodes."""
+    """Where in the run a process is: the device of all roles, its own role and GPU, and whether its peers may live on other nodes."""
 
     device: str
     role: str
+    gpu_id: str
     several_nodes: bool
 
 
@@ -35,6 +36,8 @@ def process_environment(
     `psutil.net_if_addrs` returns, which is asked when it is None."""
     variables = {}
     if place.device == "cuda":
+        # Ray sets it too, but not where the user's RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES forbids it: all would share a GPU.
+        variables |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": place.gpu_id}
         variables |= dict.fromkeys(ALLOCATOR, allocator_settings(environ, expandable=place.role not in FIXED))
     if place.several_nodes:
         name = interface_of(address, psutil.net_if_addrs() if interfaces is None else interfaces)

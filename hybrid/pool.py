@@ -81,9 +81,8 @@ class Pool:
             num_cpus=self.gpu_share,
             scheduling_strategy=PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=bundle.slot),
         )
-        variables = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", **(env or {})}
-        place = Place(self.device, role, several_nodes=len({each.node for each in self.bundles}) > 1)
-        handle = actor.remote(str(log_file), variables, place, str(self.temp), self.package, *args, **(kwargs or {}))
+        place = Place(self.device, role, bundle.gpu_id, several_nodes=len({each.node for each in self.bundles}) > 1)
+        handle = actor.remote(str(log_file), env or {}, place, str(self.temp), self.package, *args, **(kwargs or {}))
         worker = Worker(role=role, rank=rank, node=bundle.node, handle=handle, log_file=log_file)
         self.workers.append(worker)
         return worker

@@ -31,7 +31,7 @@ print({segment["is_expandable"] for segment in torch.cuda.memory_snapshot()})
 def run(code: str, role: str) -> str:
     given = {"PYTORCH_CUDA_ALLOC_CONF": f"expandable_segments:{role in ('actor', 'rollout')}"}  # the wrong way round
     env = os.environ | given
-    env |= process_environment(Place("cuda", role, False), env, "127.0.0.1")
+    env |= process_environment(Place("cuda", role, "0", False), env, "127.0.0.1")
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
     return done.stdout.strip()
 

@@ -21,7 +21,11 @@ HERE = nodes(lo=["127.0.0.1", "::1"], docker0=["172.17.0.1"], eth1=["02:42:ac:11
 
 
 def variables(role="actor", device="cuda", several=False, environ=None, address="10.0.0.7", interfaces=HERE):
-    return process_environment(Place(device, role, several), environ or {}, address, interfaces)
+    return process_environment(Place(device, role, "3", several), environ or {}, address, interfaces)
+
+
+def allocator(*args, **kwargs):
+    return {name: value for name, value in variables(*args, **kwargs).items() if name in ALLOCATOR}
 
 
 @pytest.mark.parametrize("expandable", [True, False])
@@ -30,12 +34,12 @@ def variables(role="actor", device="cuda", several=False, environ=None, address=
 def test_only_roles_that_export_nothing_have_expandable_segments(role, name, expandable):
     wanted = f"{OTHERS},expandable_segments:{role not in ('actor', 'rollout')}"
     given = {name: GIVEN.replace("True", str(expandable))}
-    assert variables(role, environ=given) == dict.fromkeys(ALLOCATOR, wanted)
+    assert allocator(role, environ=given) == dict.fromkeys(ALLOCATOR, wanted)
 
 
 def test_without_settings_of_the_user_there_is_one():
-    assert variables("actor") == dict.fromkeys(ALLOCATOR, "expandable_segments:False")
-    assert variables("critic", environ={ALLOCATOR[0]: ""}) == dict.fromkeys(ALLOCATOR, "expandable_segments:True")
+    assert allocator("actor") == dict.fromkeys(ALLOCATOR, "expandable_segments:False")
+    assert allocator("critic", environ={ALLOCATOR[0]: ""}) == dict.fromkeys(ALLOCATOR, "expandable_segments:True")
 
 
 def test_torch_reads_what_we_set_and_prefers_the_first_of_the_two():
@@ -44,6 +48,12 @@ def test_torch_reads_what_we_set_and_prefers_the_first_of_the_two():
     env = os.environ | {ALLOCATOR[0]: ours, ALLOCATOR[1]: GIVEN}
     told = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
     assert told.stdout.strip() == ours, told.stderr
+
+
+def test_a_process_sees_its_gpu_alone_whatever_ray_was_told():
+    environ = {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1", "CUDA_VISIBLE_DEVICES": "0,1,2,3"}
+    found = variables(environ=environ)
+    assert (found["CUDA_VISIBLE_DEVICES"], found["CUDA_DEVICE_ORDER"]) == ("3", "PCI_BUS_ID")
 
 
 def test_a_cpu_run_on_one_node_sets_nothing():
@@ -76,5 +86,5 @@ def test_an_address_that_no_interface_holds_sets_nothing():
 
 
 def test_this_machines_own_interfaces_are_asked():
-    found = process_environment(Place("cpu", "actor", True), {}, "127.0.0.1")
+    found = process_environment(Place("cpu", "actor", "0", True), {}, "127.0.0.1")
     assert found == dict(zip(INTERFACES, ("lo", "=lo"), strict=True))
