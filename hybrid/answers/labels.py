@@ -27,11 +27,20 @@ def label_text(label: Any) -> str:
             raise BadLabel("the label is empty. Give the record an answer, or remove it")
         if value.strip() in MISSING:
             raise BadLabel("it stands for a missing value. Give the record an answer, or remove it")
+        if any("\ud800" <= letter <= "\udfff" for letter in value):
+            raise BadLabel("it has a lone surrogate, which is not Unicode. Correct the record, or remove it")
         return value
     if isinstance(value, numbers.Real | Decimal):
-        if not math.isfinite(value):
+        if not _finite(value):
             raise BadLabel("the label is not a finite number. Give the record an answer, or remove it")
         return str(value) if not isinstance(value, float) else repr(value)
     raise BadLabel(
         f"a label must be text or a number, not a {type(value).__name__}. Name the answer alone; data.label_field may be a dotted path"
+    )
+
+
+def _finite(value: numbers.Real | Decimal) -> bool:
+    """Whether `value` is finite; exact numbers are, also those that no float can hold."""
+    return (
+        value.is_finite() if isinstance(value, Decimal) else isinstance(value, numbers.Rational) or math.isfinite(value)
     )

@@ -64,7 +64,7 @@ def test_c11_labels_that_are_not_answers_are_refused_with_their_line(tmp_path, m
 
 
 def test_c10_c11_numbers_and_currency_are_read(tmp_path, math_verify):
-    labels = [0.00001, 1e16, 1.5e20, 7, -3.5, 10**30, 0, r"\$18.90", r"\$32,\!348", "€5"]
+    labels = [0.00001, 1e16, 1.5e20, 7, -3.5, 10**30, 10**400, 0, r"\$18.90", r"\$32,\!348", "€5"]
     assert check(tmp_path, labels, math_verify) == []
 
 
@@ -76,10 +76,17 @@ def test_c10_c11_numbers_and_currency_are_read(tmp_path, math_verify):
         (numpy.int64(7), "7"),
         (0.1, "0.1"),
         (2**70, str(2**70)),
+        (10**400, str(10**400)),  # beyond all floats
     ],
 )
 def test_numbers_keep_every_digit(label, text):
     assert label_text(label) == text
+
+
+@pytest.mark.parametrize("label", ["\ud800", "5\udc00"], ids=ascii)
+def test_c36_a_lone_surrogate_in_a_label_is_refused_with_its_line(tmp_path, math_verify, label):
+    with pytest.raises(DataError, match=r"train\.jsonl:2: .*surrogate"):
+        check(tmp_path, ["1", label], math_verify)
 
 
 def test_a_function_of_the_user_may_take_any_label(tmp_path):
