@@ -53,12 +53,25 @@ def saved_buffers(hf: nn.Module) -> dict[str, torch.Tensor]:
     return {name: b.detach().to("cpu", copy=True) for name, b in hf.named_buffers() if name in names}
 
 
-def checkpoint_names(hf: nn.Module, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """`state` under the names, and in the pieces, of the checkpoint that `hf` was loaded from."""
+def take_checkpoint_names(hf: nn.Module, state: dict[str, torch.Tensor]) -> None:
+    """Give the tensors of `state` the names, and cut them into the pieces, of the checkpoint that `hf` was loaded from, in place.
+
+    Tensor by tensor: a joined tensor is dropped when its pieces are made, and an error leaves every weight in `state`.
+    """
     from transformers.core_model_loading import revert_weight_conversion
 
     ignored = getattr(hf, "_keys_to_ignore_on_save", None) or ()
-    return revert_weight_conversion(hf, {name: tensor for name, tensor in state.items() if name not in ignored})
+    for name in [*state]:
+        pieces = {} if name in ignored else revert_weight_conversion(hf, {name: state[name]})
+        owned = {piece: _owned(tensor) for piece, tensor in pieces.items()}
+        del state[name]
+        state |= owned
+
+
+def _owned(tensor: torch.Tensor) -> torch.Tensor:
+    """`tensor` with memory of its own: of tensors that share theirs, or lie in strides, safetensors writes one or none."""
+    whole = tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes
+    return tensor if whole else tensor.clone(memory_format=torch.contiguous_format)
 
 
 def export_model(
@@ -70,8 +83,10 @@ def export_model(
     trust_remote_code: bool,
 ) -> Exported:
     """Write the gathered weights of `hf` as a whole Hugging Face folder; see `write_model`."""
+    state |= saved_buffers(hf)
     try:
-        state, broken = checkpoint_names(hf, state | saved_buffers(hf)), None
+        take_checkpoint_names(hf, state)
+        broken = None
     except Exception as error:  # the weights are worth keeping under any names
         broken = error
     written = write_model(

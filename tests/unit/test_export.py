@@ -17,12 +17,14 @@ from hybrid.config.generation import repaired_generation_config, writes
 from hybrid.config.start_rules import RECORDS_BYTES
 from hybrid.errors import ConfigError, ExportError
 from hybrid.roles import export
-from hybrid.roles.export import export_model, write_model
+from hybrid.roles.export import export_model, gather, write_model
 from hybrid.roles.export_files import try_export
+from hybrid.roles.weights import WeightBuckets
 from hybrid.telemetry import jsonl
 from hybrid.telemetry.jsonl import JsonLines
 from hybrid.tokenizer import load_tokenizer
 from launch.tiny_models import make_tiny_llama
+from tests.tiny_architectures import make_tiny_architecture
 from tests.unit.test_start_models import PROFILE, add_code, edit
 
 ENDS = {"eos_token_id": 2, "pad_token_id": 2}
@@ -154,11 +156,21 @@ def test_what_fails_after_the_weights_loses_none_of_them(model, run, monkeypatch
 
 def test_names_that_cannot_be_reverted_lose_no_weights(model, run, monkeypatch):
     hf = AutoModelForCausalLM.from_pretrained(model)
-    monkeypatch.setattr(export, "checkpoint_names", lambda *_: 1 / 0)
+    monkeypatch.setattr(export, "take_checkpoint_names", lambda *_: 1 / 0)
     state = {name: p.detach() for name, p in hf.named_parameters()}
     written = export_model(hf, state, str(model), run / "model", None, False)
     assert "the trainer's names" in written.problem
     assert same_weights(written.folder, model)
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe", "mixtral", "gpt_neox"])
+def test_c05_joined_and_renamed_weights_are_exported_as_their_checkpoint_has_them(name, tmp_path):
+    """Experts that are cut from one tensor share its memory, and safetensors would write one of them."""
+    source = make_tiny_architecture(name, tmp_path / "source")
+    hf = AutoModelForCausalLM.from_pretrained(source)
+    state = gather(WeightBuckets(hf, 0, 2**17, as_loaded=True), is_writer=True)
+    written = export_model(hf, state, str(source), tmp_path / "runs" / "model", None, False)
+    assert written.problem is None and same_weights(written.folder, source)
 
 
 def full_disks(monkeypatch, *full: Path) -> None:
