@@ -6,7 +6,7 @@ its very end.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -84,16 +84,28 @@ def _load_problem(cfg: RunConfig, folder: Path, kind: str) -> tuple[str, str] | 
             config=config,
             device_map="meta",
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # told by name below; the error that it saves names none
             trust_remote_code=trust,
             local_files_only=True,
         )
     except Exception as error:  # what broken or unknown files lead to in transformers has no bounded list of classes
         return _refusal(error)
+    if other := sorted(told["mismatched_keys"]):
+        name, saved, wanted = other[0]
+        more = f", one of {len(other)} such tensors" if len(other) > 1 else ""
+        return (
+            f"its tensor {name} is {_shape(saved)} in the weights and {_shape(wanted)} by its config.json{more}",
+            "Put the config.json that belongs to the weights into the folder, or name another model.",
+        )
     missing = sorted(told["missing_keys"])
     if missing:
         some = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
         return f"its weights lack {some}, which would be random numbers", f"Name {USES[kind]} that is whole."
     return None
+
+
+def _shape(sizes: Iterable[int]) -> str:
+    return " x ".join(map(str, sizes))
 
 
 def _unreadable_generation_config(folder: Path) -> tuple[str, str] | None:

@@ -223,7 +223,12 @@ def test_weights_that_lack_tensors_or_have_other_shapes_are_refused(model):
     save_file(
         weights | {"lm_head.weight": head[:, :64].clone()}, model / "model.safetensors", metadata={"format": "pt"}
     )
-    assert "transformers cannot load it" in refusal(model)
+    assert "its tensor lm_head.weight is 512 x 64 in the weights and 512 x 128 by its config.json" in refusal(model)
+
+
+def test_a_config_of_another_model_is_named_with_the_shapes(model):
+    edit(model / "config.json", vocab_size=500)
+    assert "and 500 x 128 by its config.json, one of 2 such tensors" in refusal(model)
 
 
 @pytest.mark.parametrize("values", [{"max_new_tokens": -1}, {"cache_implementation": "foo"}])
