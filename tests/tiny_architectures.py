@@ -97,6 +97,8 @@ TRAINED: dict[str, tuple[str, Fields]] = {
             "num_experts_per_tok": 2,
             "moe_intermediate_size": 64,
             "first_k_dense_replace": 1,
+            "n_group": 1,
+            "topk_group": 1,
         },
     ),
     "phi": ("phi", NO_DROPOUT | {"num_key_value_heads": 4}),
