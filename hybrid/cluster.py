@@ -199,7 +199,7 @@ def _text(error: Exception) -> str:
 
 
 def _likely_cause() -> str:
-    """What keeps Ray, which gives itself 30 seconds, from starting where its own error does not say."""
+    """The reason why Ray, which gives itself 30 seconds, does not start, where its own error gives none."""
     load, cores, most = os.getloadavg()[0], cpu_cores(), process_limit()
     if most is not None and most < FEW_PROCESSES:
         return f"Its control group allows this process {most} processes and threads; Ray needs hundreds. Raise the limit (pids.max)."

@@ -1,4 +1,4 @@
-"""What a run would leave in temporary folders and in shared memory, and its removal.
+"""Find and remove the files of a run in temporary folders and in shared memory.
 
 Processes of a run that are killed cannot remove what they made. So each has a temporary folder of the run (`TMPDIR`), and what it mapped
 of /dev/shm is noted while it lives and removed when nobody maps it any more.
@@ -32,7 +32,7 @@ def make_temp_folder() -> Path:
 
 
 def existing(folder: str) -> str:
-    """`folder`, or /tmp where that is no folder to write to, which matters only when Ray itself runs elsewhere."""
+    """`folder`, or /tmp where that is not a writable folder, which matters only when Ray itself runs elsewhere."""
     return folder if os.path.isabs(folder) and os.access(folder, os.W_OK) else "/tmp"
 
 
@@ -99,7 +99,7 @@ def remove(processes: list[psutil.Process], files: set[Path], folder: Path | Non
 
 
 def clear_session(session: Path, logs: Path | None) -> None:
-    """Remove the folder of a Ray that has ended, and its link. What it logged is copied to `logs`/ray first, where that is given."""
+    """Remove the folder of a Ray that has ended, and its link. Its logs are copied to `logs`/ray first, where that is given."""
     if logs is not None:
         with suppress(OSError, shutil.Error):
             shutil.copytree(session / "logs", logs / "ray", ignore=_too_large, dirs_exist_ok=True)

@@ -68,7 +68,7 @@ def check_same(driver: Package, found: tuple[str, str], where: str) -> None:
 
 
 def take_over_path(driver: Package) -> None:
-    """Order this process's path as the driver's. What only this process has comes after it, but for the working directory, which Ray
+    """Order this process's path as the driver's. Entries that only this process has come after it, but for the working directory, which Ray
     added."""
     entries = [entry for entry in driver.path if os.path.exists(entry)]
     sys.path[:] = merged_path(entries, sys.path, os.getcwd())

@@ -1,4 +1,4 @@
-"""What only transformers can tell about the models of a run: whether each loads whole, reads its tokenizer's tokens, and can be exported.
+"""Check with transformers the models of a run: whether each loads whole, reads its tokenizer's tokens, and can be exported.
 
 Done on the driver before anything starts, without reading weights: a mistake found here would otherwise end the run after minutes, or at
 its very end.
@@ -171,7 +171,10 @@ def _token_problem(cfg: RunConfig, key: str, folder: Path) -> tuple[str, str] | 
         ends = (json_config(folder, file) or {}).get("eos_token_id")
         for end in ends if isinstance(ends, list) else [ends]:
             if end is not None and (type(end) is not int or not 0 <= end < rows):
-                return f"eos_token_id {end!r} in its {file} is no token of the {rows} that it has", "Correct the file."
+                return (
+                    f"eos_token_id {end!r} in its {file} is not a token of the {rows} that it has",
+                    "Correct the file.",
+                )
     return None
 
 

@@ -3,7 +3,7 @@ r"""How `math_verify` reads answers. No torch, no sympy until an expression need
 **The answer of a response** (final.py). Only text after the last `</think>` counts, and nothing while thinking is not over. The last
 `\boxed{}`, `\fbox{}` or `<answer>` tag decides; without one the last "the answer is ...", "Answer: ..." or `#### ...`; without these
 the last sentence (narrow.py). One answer is compared, never whichever part of a list fits: "5 or 6" is not 5. Boxes joined by "and",
-"or" or a comma are one answer in parts. What follows an unfinished box does not count.
+"or" or a comma are one answer in parts. Text after an unfinished box does not count.
 
 **Labels** (labels.py) are text or finite numbers; numbers keep every digit. A solution as label gives its own final answer (`####`, a box).
 Missing values (null, "", N/A, nan), booleans, lists and dicts are refused.

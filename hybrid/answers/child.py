@@ -29,7 +29,7 @@ def main() -> None:
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # What libraries print is no reply.
+    os.dup2(2, 1)  # Prints of libraries are not replies.
     sys.path.insert(0, str(Path(__file__).parents[2]))
     from hybrid.answers.compare import equal, unreadable
 
@@ -57,7 +57,7 @@ def main() -> None:
         except Late:
             late = True
         except (Exception, RecursionError):
-            # sympy raises all kinds of errors on text that is no mathematics: no answer.
+            # sympy raises many kinds of errors on text that is not mathematics: there is no answer.
             result = False if len(texts) == 2 else "it cannot be compared"
         with contextlib.suppress(Late):
             reply(**({"equal": bool(result)} if len(texts) == 2 else {"unreadable": result}), late=late)

@@ -50,7 +50,7 @@ def equal(label: str, response: str) -> bool:
 
 
 def label_answer(label: str) -> str | None:
-    """What a label asks for: itself, or the answer at its end when it is a solution (`####`, a box, `<answer>`). None for nothing."""
+    """The answer of a label: itself, or the one at its end when it is a solution (`####`, a box, `<answer>`). None for nothing."""
     text = clean(label)
     if re.search(r"####|\\boxed|\\fbox|<answer>", text):
         found = find_answer(text)

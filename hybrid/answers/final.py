@@ -49,7 +49,7 @@ class Found:
 def find_answer(response: str) -> Found | None:
     """The final answer of `response`, or None when it gives none.
 
-    What comes before the end of thinking does not count, and nothing does while the thinking is not over. A box or a tag goes before
+    Text before the end of thinking does not count, and nothing does while the thinking is not over. A box or a tag goes before
     any sentence; of several the last counts. Boxes joined by "and", "or" or commas are one answer with several parts.
     """
     text = _compact(_after_thinking(clean(response[-10 * TAIL :])))[-TAIL:]
@@ -81,7 +81,7 @@ def _after_thinking(text: str) -> str:
 
 
 def _boxes(text: str) -> tuple[int, str]:
-    """(end, content) of the last box; -1 without one. Of an unfinished box only what a line break or $ ends counts."""
+    """(end, content) of the last box; -1 without one. An unfinished box counts up to a line break or $."""
     boxes: list[tuple[int, int, str]] = []
     end = 0
     for match in list(_BOX.finditer(text))[-MOST_BOXES:]:
@@ -112,7 +112,7 @@ def _boxes(text: str) -> tuple[int, str]:
 
 
 def _inner(content: str) -> str:
-    """What a box holds, without boxes within it."""
+    """The content of a box, without boxes within it."""
     return _BOX.sub("", content)
 
 
@@ -143,7 +143,7 @@ def _tag(text: str) -> tuple[int, str]:
 
 
 def _said(text: str) -> Found | None:
-    """What the last "the answer is", "Answer:" or "####" says."""
+    """The answer after the last "the answer is", "Answer:" or "####"."""
     last, correct = last_match(_SAYS, text), last_match(_IS_CORRECT, text)
     if correct and (last is None or correct.start() >= last.start() - 1 or correct.end() > last.end()):
         return Found(correct[1], loose=False)

@@ -87,6 +87,6 @@ def _joined(sentence: str, matches: list[re.Match], texts: list[str]) -> str:
 
 
 def _words(sentence: str) -> str:
-    """What the last verb or colon of the sentence introduces; the whole sentence without one."""
+    """The words after the last verb or colon of the sentence; the whole sentence without one."""
     last = last_match(_VERB, sentence)
     return tidy(sentence[last.end() :] if last else _OPENING.sub("", sentence))

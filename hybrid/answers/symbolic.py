@@ -46,7 +46,7 @@ class TooLarge(Exception):
 
 @lru_cache(maxsize=4096)
 def read_expression(text: str) -> Basic | MatrixBase | None:
-    """What math-verify reads in `text`, as `tidy` gives it; None when it cannot."""
+    """The expressions that math-verify reads in `text`, as `tidy` gives it; None when it cannot."""
     text = re.sub(r"\bsqrt\s*\(([^()]*)\)", r"\\sqrt{\1}", text).replace("**", "^")
     text = re.sub(
         r"(?<![a-zA-Z\\])(pi|infinity|infty|sin|cos|tan|log|ln)(?![a-zA-Z])", r"\\\1", text, flags=re.IGNORECASE

@@ -92,7 +92,7 @@ def _mounts(root: Path) -> list[Mount]:
 
 
 def _read_mounts(root: Path) -> Iterator[Mount]:
-    """Of mountinfo: `id parent device top place options ... - type source options`, with octal escapes; see proc(5)."""
+    """Parts of a mountinfo line: `id parent device top place options ... - type source options`, with octal escapes; see proc(5)."""
     for line in _read(root / "proc/self/mountinfo").splitlines():
         before, _, after = line.partition(" - ")
         fields, kind = before.split(), after.split()

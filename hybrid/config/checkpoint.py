@@ -73,7 +73,7 @@ def weight_elements(folder: str | Path) -> int:
 
 
 def weights_problem(folder: Path) -> Problem | None:
-    """What keeps the weights of a model folder from being loaded and trained; None when nothing does."""
+    """The reason why the weights of a model folder cannot be loaded and trained; None when they can."""
     try:
         files = weight_files(folder)
     except (OSError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""What tokens take in an engine's KV cache, from config.json alone, as vLLM 0.32.0 counts it (v1/core/kv_cache_utils.py)."""
+"""Bytes of tokens in an engine's KV cache, from config.json alone, as vLLM 0.32.0 counts it (v1/core/kv_cache_utils.py)."""
 
 from __future__ import annotations
 

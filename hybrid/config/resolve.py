@@ -218,7 +218,7 @@ def kv_bytes(cfg: RunConfig, sequences: int) -> int | None:
 
 
 def model_config(path: str) -> dict[str, Any] | None:
-    """What config.json of a model folder says of its language model, with today's names of the keys, or what is known of a hub name; None
+    """The keys in config.json about the language model of a folder, with today's names of the keys, or what is known of a hub name; None
     for other hub names, or without a usual transformer's keys."""
     config = config_json(path)
     if config is None:

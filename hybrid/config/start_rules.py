@@ -37,7 +37,7 @@ def _weights(cfg: RunConfig) -> Iterator[Violation]:
 
 
 def check_room(cfg: RunConfig, swap_bytes: int = 0) -> list[Violation]:
-    """What the disk of the run's folder must have free for a resolved `cfg`: the exported model, records, and what leaves memory.
+    """Bytes that the disk of the run's folder must have free for a resolved `cfg`: the exported model, records, and what leaves memory.
 
     `swap_bytes`: files of the slow tier on this node, where the plan knows them.
     """

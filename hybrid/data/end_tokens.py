@@ -9,7 +9,7 @@ from hybrid.config import RunConfig, model_source
 
 
 def end_mask(cfg: RunConfig, tokenizer: PreTrainedTokenizerBase) -> EndMask | None:
-    """What the engines cannot draw before `rollout.min_new_tokens`; None where that is 0."""
+    """The tokens that engines cannot draw before `rollout.min_new_tokens`; None where that is 0."""
     if cfg.rollout.min_new_tokens == 0:
         return None
     path = str(model_source(cfg, cfg.model.path))

@@ -38,7 +38,7 @@ def plan_command(
     # Overrides last: what is suggested can be added to the command as it was given.
     cfg = resolve(load_run(profile, [*machine_overrides(gpu, nodes, gpus_per_node), *overrides]))
     with redirect_stdout(sys.stderr), started_functions(cfg):
-        pass  # a plan says what a start would refuse; what the user's files print is no part of it
+        pass  # a plan says what a start would refuse; prints of the user's files are not part of it
     if gpu is not None and cfg.model.dtype == "bfloat16" and not find_gpu(gpu).has_bf16:
         raise ConfigError(
             f"--gpu {gpu}: it has no bf16. Add model.dtype=float32, or take a GPU of compute capability 8.0 or more."

@@ -13,7 +13,7 @@ MASTER_BYTES, MOMENTS_BYTES = 4, 8
 ALIGNMENT = 2
 """DeepSpeed pads a flat group to this many elements per rank (`nccl_start_alignment_factor`)."""
 SUM_BYTES = 4
-"""Of a gradient that adds up over micro-batches, in fp32 whatever the model's type."""
+"""Bytes of a gradient element that adds up over micro-batches, in fp32 whatever the model's type."""
 PERSISTENT_ELEMENTS = 100_000
 """ZeRO-3 keeps parameters of at most so many elements whole on every rank (`stage3_param_persistence_threshold`)."""
 

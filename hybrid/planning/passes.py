@@ -103,7 +103,7 @@ def with_layers(config: Any, layers: int) -> Any:
 
 
 class _Grouped(torch.autograd.Function):
-    """What the product of experts with their tokens keeps and allocates, without computing."""
+    """The memory that the product of experts with their tokens keeps and allocates, without computing."""
 
     @staticmethod
     def forward(ctx, rows, weights):

@@ -8,7 +8,7 @@ from torch.nn.functional import dropout
 from torch.utils.checkpoint import checkpoint
 
 BLOCK_QUERIES = 256
-"""Queries whose scores are in memory at a time. Of more than one block each is computed again in the backward pass."""
+"""Queries whose scores are in memory at a time. Where there are several blocks, the backward pass computes each again."""
 
 
 def attend_by_scores(

@@ -30,7 +30,7 @@ class Shard:
     """
 
     kind: type
-    """Of the rows: `Row`, `PolicyRow` or `ValueRow`."""
+    """The type of the rows: `Row`, `PolicyRow` or `ValueRow`."""
     lengths: dict[str, int]
     """Numbers in each column, in the order of `words`."""
     words: np.ndarray

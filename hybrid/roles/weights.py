@@ -33,7 +33,7 @@ class Weight:
 
     @property
     def nbytes(self) -> int:
-        """Of the full tensor."""
+        """Bytes of the full tensor."""
         return prod(full_shape(self.tensor)) * self.tensor.element_size()
 
 

@@ -94,7 +94,7 @@ class WorkerExtension:
 
 
 def _loaded_elements(model: torch.nn.Module) -> list[tuple[int, bool]]:
-    """Of each layer: elements that the open update has brought, and whether it waits for more."""
+    """Elements by layer: those that the open update has brought, and whether it waits for more."""
     infos = [get_layerwise_info(layer) for layer in model.modules()]
     return [(info.load_numel, info.can_load()) for info in infos]
 
