@@ -52,7 +52,7 @@ run_suite() { # suite pytest-arguments...
     local suite="$1" status threads="" limit=7200
     shift
     [[ "$suite" == unit ]] && threads=1 limit=600
-    [[ "$suite" == integration ]] && limit=2400
+    [[ "$suite" == integration ]] && limit=4200
     say "== $suite"
     PATH="$VENV/bin:$PATH" LIMIT="${HYBRID_TEST_LIMIT:-$limit}" run_session \
         env ${threads:+OMP_NUM_THREADS=$threads} "$VENV/bin/python" -m pytest "$CHECKOUT/tests/$suite" \
