@@ -29,7 +29,7 @@ SESSION = "/ray/session_2000-01-01_00-00-00_000000_{pid}/sockets/plasma_store.1"
 UNUSABLE = "'\"\\"
 """Ray puts the folder into command lines, and does not quote these."""
 OBJECT_STORE_BYTES = 512 * 2**20
-"""Of a Ray that is started here; on a laptop the default (30 % of RAM) is not free. The largest call of a step sends an id and four floats
+"""Ray's store, if started here; on a laptop the default (30 % of RAM) is not free. The largest call of a step sends an id and four floats
 a token, 20 bytes: 26 million tokens fit, such as 6500 samples of 4096. Of more, Ray writes to its temporary folder what has no room: the
 call is slower, its numbers are the same."""
 TEMP_BYTES = 64 * 2**20

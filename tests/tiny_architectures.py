@@ -30,6 +30,23 @@ EXPERTS: Fields = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate
 NO_DROPOUT: Fields = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "attention_dropout": 0.0}
 LAYERS: Fields = {"layer_types": ["sliding_attention", "full_attention"]}
 
+LATENT = {
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "kv_lora_rank": 512,
+    "q_lora_rank": None,
+    "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 128,
+    "v_head_dim": 128,
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+    "first_k_dense_replace": 1,
+    "n_group": 1,
+    "topk_group": 1,
+}
+"""Latent attention and grouped experts of DeepSeek."""
 TRAINED: dict[str, tuple[str, Fields]] = {
     "llama": ("llama", {}),
     "llama_tied": ("llama", {"tie_word_embeddings": True}),
@@ -50,26 +67,7 @@ TRAINED: dict[str, tuple[str, Fields]] = {
     "starcoder2": ("starcoder2", NO_DROPOUT | {"residual_dropout": 0.0, "embedding_dropout": 0.0}),
     "gpt_neox": ("gpt_neox", {"num_key_value_heads": 4}),
     "gpt2": ("gpt2", NO_DROPOUT | {"n_embd": 128, "n_layer": 2, "n_head": 4, "n_positions": 512}),
-    "deepseek_v3": (
-        "deepseek_v3",
-        {
-            "num_key_value_heads": 4,
-            "head_dim": 64,
-            "kv_lora_rank": 512,
-            "q_lora_rank": None,
-            "qk_rope_head_dim": 64,
-            "qk_nope_head_dim": 128,
-            "v_head_dim": 128,
-            "n_routed_experts": 4,
-            "n_shared_experts": 1,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 64,
-            "first_k_dense_replace": 1,
-            "n_group": 1,
-            "topk_group": 1,
-            "topk_method": "noaux_tc",
-        },
-    ),
+    "deepseek_v3": ("deepseek_v3", LATENT | {"topk_method": "noaux_tc"}),
     "gpt_oss": (
         "gpt_oss",
         {
@@ -82,25 +80,7 @@ TRAINED: dict[str, tuple[str, Fields]] = {
     ),
     "gemma": ("gemma", {"tie_word_embeddings": True}),
     "qwen2_moe": ("qwen2_moe", EXPERTS | {"shared_expert_intermediate_size": 64}),
-    "deepseek_v2": (
-        "deepseek_v2",
-        {
-            "num_key_value_heads": 4,
-            "head_dim": 64,
-            "kv_lora_rank": 512,
-            "q_lora_rank": None,
-            "qk_rope_head_dim": 64,
-            "qk_nope_head_dim": 128,
-            "v_head_dim": 128,
-            "n_routed_experts": 4,
-            "n_shared_experts": 1,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 64,
-            "first_k_dense_replace": 1,
-            "n_group": 1,
-            "topk_group": 1,
-        },
-    ),
+    "deepseek_v2": ("deepseek_v2", LATENT),
     "phi": ("phi", NO_DROPOUT | {"num_key_value_heads": 4}),
     "glm": ("glm", {}),
     "seed_oss": ("seed_oss", {"attention_dropout": 0.0, "residual_dropout": 0.0}),

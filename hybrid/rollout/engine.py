@@ -230,8 +230,8 @@ class Engine:
         )
 
     def _taken(self, names: list[str]) -> set[str]:
-        """Of the checkpoint's `names`, those that some worker's model would load; asked in an open update, which is broken where there are
-        any."""
+        """Return those of the checkpoint's `names` that some worker's model would load. Call it in an open update, which breaks where
+        there are any."""
         shapes = [list(self._expected[name]) for name in names]
         return {name for worker in self._update_step("hybrid_takes", names=names, shapes=shapes) for name in worker}
 

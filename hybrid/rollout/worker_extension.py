@@ -63,7 +63,7 @@ class WorkerExtension:
             raise RuntimeError(f"{len(failed)} layers got no weights and keep the old ones: {', '.join(failed[:5])}")
 
     def hybrid_takes(self, names: list[str], shapes: list[list[int]]) -> list[str]:
-        """Of the weights `names`, those that the model loads, asked in an open update; it is broken where there are any.
+        """Return those of the weights `names` that the model loads. Call it in an open update, which breaks where there are any.
 
         vLLM's loaders know which tensors of a checkpoint they leave out. Each is given zeros under the name; where a layer counts them, it
         takes them.
