@@ -142,7 +142,7 @@ def train_critic(
     if s.critic is None:
         return {}
     shards = shard(plan_rows(s, rows, chosen), value_rows(experience, rows))
-    tokens = sum(len(experience.returns[i]) for i in chosen)
+    tokens = _response_tokens(rows, chosen)
     rate = learning_rate(s.cfg.critic, progress.update, s.cfg.total_updates)
     with s.phase("train_critic"):
         results = s.critic.call_sharded("train", shards, s.cfg.algorithm.value_clip, float(tokens), rate)
@@ -159,7 +159,7 @@ def train_actor(
     shards = shard(plan_rows(s, rows, chosen), policy_rows(experience, rows, with_reference))
     before = s.cfg.critic_only_updates
     rate = learning_rate(s.cfg.actor, progress.update - before, s.cfg.total_updates - before)
-    objective = _objective(s, progress, experience, chosen)
+    objective = _objective(s, progress, rows, chosen)
     with s.phase("train_actor"):
         results = s.actor.call_sharded("train", shards, objective, rate)
     _count_skip(s, progress, results[0].applied, "actor")
@@ -170,9 +170,9 @@ def train_actor(
     return known | {"lr/actor": rate, "train/skipped_steps": float(progress.skipped)}
 
 
-def _objective(s: Session, progress: Progress, experience: Experience, chosen: list[int]) -> PolicyObjective:
+def _objective(s: Session, progress: Progress, rows: list[Row], chosen: list[int]) -> PolicyObjective:
     a, max_tokens = s.cfg.algorithm, s.cfg.rollout.max_new_tokens
-    tokens, count = sum(len(experience.advantages[i]) for i in chosen), len(chosen)
+    tokens, count = _response_tokens(rows, chosen), len(chosen)
     normalizer = {"token_mean": tokens, "sequence_mean": count, "constant": count * max_tokens}[a.reduction]
     return PolicyObjective(
         kind=a.policy_loss,
@@ -193,6 +193,10 @@ def _objective(s: Session, progress: Progress, experience: Experience, chosen: l
         sampler_bound=sampler_bound(s.cfg),
         ends=s.ends,
     )
+
+
+def _response_tokens(rows: list[Row], chosen: list[int]) -> int:
+    return sum(len(rows[i].response) for i in chosen)
 
 
 def adapt_kl(s: Session, progress: Progress, metrics: dict[str, float | None]) -> None:

@@ -33,61 +33,63 @@ def plan_micro_batches(rows: list[Lengths], ranks: int, token_budget: int, share
     Rows of a group stay together where `share_prompts` (the prompt is then encoded once), unless the group alone exceeds the budget.
     A single row longer than the budget gets a micro-batch of its own. The result depends on lengths and order only.
     """
-    units = _units(rows, token_budget, share_prompts)
-    heaviest_first = sorted(units, key=lambda unit: -_cost(rows, unit, share_prompts))
+    units = sorted(_units(rows, token_budget, share_prompts), key=lambda unit: -unit.cost)
     loads = [0] * ranks
-    of_rank: list[list[list[int]]] = [[] for _ in range(ranks)]
-    for unit in heaviest_first:
+    of_rank: list[list[_Unit]] = [[] for _ in range(ranks)]
+    for unit in units:
         rank = loads.index(min(loads))
-        loads[rank] += _cost(rows, unit, share_prompts)
+        loads[rank] += unit.cost
         of_rank[rank].append(unit)
-    micros = [_fill(rows, units, token_budget, share_prompts) for units in of_rank]
+    micros = [_fill(heaviest_first, token_budget) for heaviest_first in of_rank]
     count = max(len(m) for m in micros)
-    return [[sorted(i for unit in micro for i in unit) for micro in _stretch(m, count)] for m in micros]
+    return [[sorted(i for unit in micro for i in unit.rows) for micro in _stretch(m, count)] for m in micros]
 
 
-def _cost(rows: list[Lengths], unit: list[int], share_prompts: bool) -> int:
-    """Tokens fed: the last token of a response predicts nothing."""
-    responses = sum(max(0, rows[i].response - 1) for i in unit)
-    return responses + rows[unit[0]].prompt * (1 if share_prompts else len(unit))
+@dataclass
+class _Unit:
+    """Rows that stay together. `cost`: tokens fed; the last token of a response predicts nothing."""
+
+    rows: list[int]
+    cost: int
 
 
-def _units(rows: list[Lengths], budget: int, share_prompts: bool) -> list[list[int]]:
-    """Rows that stay together: groups cut to the budget, or single rows."""
-    if not share_prompts:
-        return [[i] for i in range(len(rows))]
+def _units(rows: list[Lengths], budget: int, share_prompts: bool) -> list[_Unit]:
+    """Groups cut to the budget, or single rows."""
     groups: dict[int, list[int]] = {}
     for index, row in enumerate(rows):
-        groups.setdefault(row.group, []).append(index)
-    units: list[list[int]] = []
+        groups.setdefault(row.group if share_prompts else index, []).append(index)
+    units: list[_Unit] = []
     for members in groups.values():
-        unit: list[int] = []
+        unit = None
         for index in members:
-            if unit and _cost(rows, [*unit, index], True) > budget:
+            fed = max(0, rows[index].response - 1)
+            if unit is None or unit.cost + fed > budget:
+                unit = _Unit([], rows[index].prompt)
                 units.append(unit)
-                unit = []
-            unit.append(index)
-        units.append(unit)
+            unit.rows.append(index)
+            unit.cost += fed
     return units
 
 
-def _fill(rows: list[Lengths], units: list[list[int]], budget: int, share_prompts: bool) -> list[list[list[int]]]:
-    """First fit, heaviest unit first."""
-    micros: list[list[list[int]]] = []
+def _fill(heaviest_first: list[_Unit], budget: int) -> list[list[_Unit]]:
+    """Micro-batches by first fit."""
+    micros: list[list[_Unit]] = []
     loads: list[int] = []
-    for unit in units:
-        cost = _cost(rows, unit, share_prompts)
-        slot = next((i for i, load in enumerate(loads) if load + cost <= budget), None)
+    first = 0  # micro-batches before it have no room, even for the smallest unit
+    for unit in heaviest_first:
+        while first < len(loads) and loads[first] + heaviest_first[-1].cost > budget:
+            first += 1
+        slot = next((i for i in range(first, len(loads)) if loads[i] + unit.cost <= budget), None)
         if slot is None:
             micros.append([unit])
-            loads.append(cost)
+            loads.append(unit.cost)
         else:
             micros[slot].append(unit)
-            loads[slot] += cost
+            loads[slot] += unit.cost
     return micros
 
 
-def _stretch(micros: list[list[list[int]]], count: int) -> list[list[list[int]]]:
+def _stretch(micros: list[list[_Unit]], count: int) -> list[list[_Unit]]:
     """`micros` cut into exactly `count`: halve those with most units first, then add empty ones."""
     micros = list(micros)
     while len(micros) < count:

@@ -5,8 +5,10 @@ A tensor or array that is a view must never be sent: pickling it pickles all tha
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
+from functools import cache
 from itertools import chain, pairwise
 from typing import Any
 
@@ -63,9 +65,10 @@ class Shard:
         return {name: part.view(np.float32) if name in floats else part for name, part in parts}
 
 
-def float_columns(kind: type) -> list[str]:
+@cache
+def float_columns(kind: type) -> tuple[str, ...]:
     """Fields of a row that hold one float per response token."""
-    return [] if kind is Row else [f.name for f in fields(kind) if f.name not in ("row", "is_fresh")]
+    return () if kind is Row else tuple(f.name for f in fields(kind) if f.name not in ("row", "is_fresh"))
 
 
 def flatten(micros: Sequence[Sequence[Any]]) -> Shard:
@@ -89,7 +92,8 @@ def flatten(micros: Sequence[Sequence[Any]]) -> Shard:
             columns[name] = [getattr(row, name) for row in trained]
     if "is_fresh" in {f.name for f in fields(kind)}:
         columns["is_fresh"] = [[row.is_fresh for row in trained]]
-    lengths = {name: sum(map(len, parts)) for name, parts in columns.items()}
+    lengths = {name: sum(map(len, parts)) for name, parts in columns.items() if name not in float_columns(kind)}
+    lengths |= {name: lengths["responses"] for name in columns if name in float_columns(kind)}
     shard = Shard(kind, lengths, np.empty(sum(lengths.values()), WORD))
     for name, column in shard.columns().items():
         if not len(column):
@@ -113,17 +117,23 @@ def flat(values: Sequence[torch.Tensor]) -> np.ndarray:
 
 
 def unshard(plan: Plan, lengths: Sequence[int], answers: Sequence[np.ndarray]) -> list[torch.Tensor]:
-    """Ranks' flat answers to a call of `shard`, as a float32 tensor of `lengths[i]` numbers for each row i."""
-    starts = _starts_of(lengths)
-    values_R = np.empty(starts[-1], np.float32)
+    """Ranks' flat answers to a call of `shard`, as a float32 tensor of `lengths[i]` numbers for each row i: views, to be read only."""
+    rows: list[torch.Tensor] = [torch.empty(0)] * len(lengths)
     for rank, answer in zip(plan, answers, strict=True):
         numbers = list(chain.from_iterable(rank))
-        ends = _starts_of([lengths[i] for i in numbers])
-        if ends[-1] != len(answer):
-            raise ValueError(f"A rank answered {len(answer)} numbers to rows of {ends[-1]}.")
-        for i, start, end in zip(numbers, ends[:-1], ends[1:], strict=True):
-            values_R[starts[i] : starts[i + 1]] = answer[start:end]
-    return list(torch.from_numpy(values_R).split(list(lengths)))
+        sizes = [lengths[i] for i in numbers]
+        if sum(sizes) != len(answer):
+            raise ValueError(f"A rank answered {len(answer)} numbers to rows of {sum(sizes)}.")
+        for i, part in zip(numbers, _tensor(answer).split(sizes), strict=True):
+            rows[i] = part
+    return rows
+
+
+def _tensor(answer: np.ndarray) -> torch.Tensor:
+    """`answer` without a copy. It lies in Ray's store, where numpy calls it read-only; torch would warn of that."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.from_numpy(answer)
 
 
 def _starts(parts: Any) -> np.ndarray:

@@ -126,7 +126,7 @@ def raw_calls(s: SimpleNamespace, rows: list[Row]) -> list[RawCall]:
 def put_and_get(group: RoleGroup, calls: list[RawCall]) -> None:
     """The bytes to the ranks and back, as flat arrays."""
     for call in calls:
-        sent = [ray.put(zeros(size)) for size in call.shards]
+        sent = [ray.put(numbers(size)) for size in call.shards]
         for _ in range(call.times):
             args = zip(group.workers, sent, call.answers, strict=True)
             ray.get([worker.handle.echo.remote(shard, size) for worker, shard, size in args])
@@ -136,12 +136,13 @@ def put_and_get_here(calls: list[RawCall]) -> None:
     """The same without ranks: one process puts and gets all."""
     for call in calls:
         for sizes in (call.shards, *[call.answers] * call.times):
-            ray.get([ray.put(zeros(size)) for size in sizes])
+            ray.get([ray.put(numbers(size)) for size in sizes])
 
 
 @cache
-def zeros(size: int) -> np.ndarray:
-    return np.zeros(size, np.uint8)
+def numbers(size: int) -> np.ndarray:
+    """Bytes that lie in memory, as a step's do: pages of zeros that nobody wrote to would cost nothing to read."""
+    return np.ones(size, np.uint8)
 
 
 def session(cfg: RunConfig, group: RoleGroup) -> SimpleNamespace:

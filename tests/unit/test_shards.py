@@ -146,6 +146,16 @@ def test_a_rank_without_rows_answers_with_nothing():
     assert len(worker.forward_rows(piece, lambda batch: torch.ones(len(batch.targets_R)))) == 0
 
 
+def test_an_answer_is_not_copied_and_nothing_is_said_of_it(recwarn):
+    """Ray delivers arrays that are read-only; copying them costs more than their way here."""
+    answer = np.arange(5, dtype=np.float32)
+    answer.flags.writeable = False
+    back = unshard([[[1], [0]]], [2, 3], [answer])
+    assert [row.tolist() for row in back] == [[3, 4], [0, 1, 2]]
+    assert all(np.shares_memory(row.numpy(), answer) for row in back)
+    assert not recwarn.list
+
+
 def test_an_answer_of_the_wrong_length_is_refused():
     with pytest.raises(ValueError, match="2 numbers to rows of 3"):
         unshard([[[0]]], [3], [np.zeros(2, np.float32)])
