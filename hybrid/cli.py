@@ -97,12 +97,12 @@ def train(
     with _errors_for_people():
         cfg = load_run(profile, overrides or [])
         check_start(cfg)
+        resolved = resolve(cfg)
         if not dry_run:
-            _check_surroundings(cfg)
+            _check_surroundings(resolved)
             keep_caches()
         from hybrid.start_check import check_models
 
-        resolved = resolve(cfg)
         changed = check_models(resolved)
         from hybrid.rewards.load import started_functions
 
@@ -218,11 +218,11 @@ def _errors_for_people() -> Iterator[None]:
 
 
 def _check_surroundings(cfg: RunConfig) -> None:
-    """Raise `SurroundingsError` for what would keep Ray from starting, before anything is written or started."""
+    """Raise `SurroundingsError` for what would keep a resolved `cfg` from starting, before anything is written or started."""
     from hybrid.joining import find_cluster
     from hybrid.surroundings import check_surroundings
 
-    check_surroundings(cfg.cluster.address)
+    check_surroundings(cfg.cluster.address, device=cfg.cluster.device)
     if cfg.cluster.address is not None:
         find_cluster(cfg.cluster.address)
 

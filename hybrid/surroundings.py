@@ -17,6 +17,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from hybrid.cuda_machine import SHARED_FOLDER, cuda_problems
 from hybrid.errors import SurroundingsError
 from hybrid.files import nearest_there
 
@@ -36,7 +37,6 @@ TEMP_BYTES = 64 * 2**20
 """Ray's logs of a long run."""
 SHARED_BYTES = 32 * 2**20
 """What engines of several processes need of /dev/shm. A container often has 64 MiB."""
-SHARED_FOLDER = Path("/dev/shm")
 FILES = 65536
 """Open files of a process, as many as Ray asks for."""
 IMPORT_TIMEOUT_S = 60
@@ -44,13 +44,15 @@ SETTING = re.compile(r"RAY_[a-z]\w*")
 """Settings of Ray's C++ part: a value of a wrong type ends the process that imports Ray, without a word."""
 
 
-def check_surroundings(address: str | None, environ: Mapping[str, str] = os.environ) -> None:
-    """Raise `SurroundingsError` with all that keeps Ray from starting here or, with an `address`, from being joined."""
+def check_surroundings(address: str | None, environ: Mapping[str, str] = os.environ, device: str = "cpu") -> None:
+    """Raise `SurroundingsError` with all that keeps Ray from starting here or, with an `address`, from being joined; and, where it would
+    start here on the `device` "cuda", with what CUDA lacks."""
     found = [*_hooks(environ), *_settings(environ)]
     if address is None:
         folder = [*_temp_folder(environ)]
-        found += [*folder, *_token(environ), *_shared_memory()]
+        found += [*folder, *_token(environ)]
         found += [] if folder else _room(environ)
+        found += cuda_problems(environ) if device == "cuda" else _shared_memory()
     if found:
         raise SurroundingsError("\n".join(dict.fromkeys(found)))
 

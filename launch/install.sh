@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Installs hybrid and all it needs into the active virtual environment, else into .venv in the checkout. Quick when all is there.
+# Installs hybrid and all it needs into the active virtual environment, else into .venv in the checkout (HYBRID_VENV names another folder).
+# Quick when all is there.
 #
 #   bash launch/install.sh [cpu|gpu|auto] [--test]
 #
@@ -42,7 +43,8 @@ main() {
     make_venv "$venv"
     python="$venv/bin/python"
     check_python_version "$python"
-    check_disk "$extra" "$venv"
+    check_disk "$extra" "$venv" "$python"
+    [[ "$extra" == gpu ]] && require "$python" compiler_problem
     LOG="$venv/install.log"
     : >"$LOG"
     say "installing hybrid[$extra${test_extra:+,$test_extra}] into $venv: minutes the first time (log: $LOG)"
@@ -56,6 +58,7 @@ main() {
     drop_broken_companions "$python"
     compile_packages "$python"
     verify "$python"
+    [[ "$extra" == gpu ]] && verify_cuda "$python"
     stamp "$venv" "$extra" $test_extra
     say "installed in $(human_seconds $((SECONDS - began))): $(tail -n 1 "$LOG")"
 }
@@ -96,16 +99,30 @@ check_python_version() { # python
         "remove it, if it is .venv of this checkout) and call again; PYTHON=/path/to/python3.12 chooses the interpreter"
 }
 
-# GiB that an install needs: where the environment lies, and where pip unpacks.
-check_disk() { # extra venv
-    local venv_gib=6 temp_gib=2 temp="${TMPDIR:-/tmp}"
-    [[ "$1" == gpu ]] && venv_gib=11 temp_gib=4
+# GiB that an install needs: where the environment lies, where pip unpacks, and where it keeps what it downloads (4.2 GB for GPUs).
+check_disk() { # extra venv python
+    local venv_gib=6 temp_gib=2 cache_gib=2 temp="${TMPDIR:-/tmp}" cache
+    [[ "$1" == gpu ]] && venv_gib=11 temp_gib=4 cache_gib=5
     if [[ "$(device_of "$2")" == "$(device_of "$temp")" ]]; then
         need_space "$2" $((venv_gib + temp_gib)) "the environment and pip's temporary files" ""
     else
         need_space "$2" "$venv_gib" "the environment" ""
         need_space "$temp" "$temp_gib" "pip's temporary files" " or point TMPDIR at a roomier folder"
     fi
+    cache="$("$3" -m pip cache dir 2>/dev/null)" || return 0 # pip keeps nothing
+    while [[ ! -e "$cache" ]]; do cache="$(dirname "$cache")"; done
+    [[ "$(device_of "$cache")" == "$(device_of "$2")" ]] && ((cache_gib += venv_gib))
+    [[ "$(device_of "$cache")" == "$(device_of "$temp")" ]] && ((cache_gib += temp_gib))
+    if (($(free_gib "$cache") < cache_gib)); then
+        say "pip will not keep what it downloads: $cache has $(free_gib "$cache") GiB free, about $cache_gib are needed"
+        export PIP_NO_CACHE_DIR=1
+    fi
+}
+
+# Fails with the sentence that a check of hybrid/cuda_machine.py gives. Before the packages are there, too: it needs none.
+require() { # python check
+    local said
+    said="$(PYTHONPATH="$CHECKOUT" "$1" -P -c "import sys; from hybrid.cuda_machine import $2; sys.exit($2())" 2>&1)" || fail "$said"
 }
 
 device_of() { stat -c %d "$1"; }
@@ -244,6 +261,19 @@ print(f"hybrid {hybrid.__version__}", *versions, f"vllm {vllm.__version__}", f"P
         tail -n 15 "$LOG" | sed 's/^/  | /' >&2
         fail "the packages are installed but do not import (above). Remove the environment ($(venv_folder)) and call again"
     }
+}
+
+# An image may be built where no GPU is: then the start of a run tries it.
+verify_cuda() { # python
+    logged "build of torch" "$1" -c 'import sys, torch; sys.exit(torch.version.cuda is None)' ||
+        fail "pip took a torch without CUDA: take the index of CPU wheels out of pip's settings (PIP_EXTRA_INDEX_URL," \
+            "'pip config list') and call again"
+    if ! lists_gpus; then
+        say "the driver lists no GPU here: whether torch can use one was not tried"
+        return
+    fi
+    say "making a tensor on each GPU"
+    require "$1" driver_problem
 }
 
 if [[ "${BASH_SOURCE[0]}" == "$0" ]]; then

@@ -32,9 +32,10 @@ human_seconds() {
     if (($1 < 60)); then printf '%d s' "$1"; else printf '%d min %02d s' $(($1 / 60)) $(($1 % 60)); fi
 }
 
-# The virtual environment to use: the active one, else .venv in the checkout.
+# The virtual environment to use: HYBRID_VENV when set, else the active one, else .venv in the checkout.
 venv_folder() {
     local active="${VIRTUAL_ENV:-}"
+    [[ -n "${HYBRID_VENV:-}" ]] && { realpath -m -s "$HYBRID_VENV"; return; }
     [[ -z "$active" && "${CONDA_DEFAULT_ENV:-base}" != base ]] && active="${CONDA_PREFIX:-}"
     if [[ -n "$active" && ! -x "$active/bin/python" ]]; then
         fail "the active virtual environment $active has no bin/python: deactivate it (unset VIRTUAL_ENV) or make it anew"
@@ -42,11 +43,13 @@ venv_folder() {
     printf '%s\n' "${active:-$CHECKOUT/.venv}"
 }
 
+lists_gpus() { nvidia-smi -L 2>/dev/null | grep -q '^GPU '; } # whether the driver does
+
 # cpu or gpu: HYBRID_EXTRA when set, else gpu when the driver lists a GPU.
 detect_device() {
     if [[ -n "${HYBRID_EXTRA:-}" ]]; then
         echo "$HYBRID_EXTRA"
-    elif nvidia-smi -L 2>/dev/null | grep -q '^GPU '; then
+    elif lists_gpus; then
         echo gpu
     else
         echo cpu

@@ -4,6 +4,7 @@
 #   bash launch/test.sh [unit|integration|e2e|gpu|all ...] [-- pytest arguments]
 #
 # Default: unit and integration. all adds e2e, and gpu where there is CUDA. Works from any folder, leaves nothing running.
+# Where there is CUDA, the suite gpu runs in the usual environment and the others, which are for CPUs, in one of their own: .venv-cpu.
 # The exit status is that of the first suite that failed. HYBRID_TEST_LIMIT: seconds that one suite may take.
 [ -n "${BASH_VERSION:-}" ] || { echo "error: $0 is a bash script: run it with bash: bash $0" >&2; exit 2; }
 set -u
@@ -28,8 +29,9 @@ main() {
             fail "tests/$suite holds no tests"
     done
 
-    run_session bash "$CHECKOUT/launch/install.sh" auto --test || give_up $? "the installation failed (above); no test was run"
-    VENV="$(venv_folder)" || exit 1
+    MAIN_VENV="$(venv_folder)" || exit 1
+    MAIN_DEVICE="$(detect_device)"
+    for suite in "${suites[@]}"; do install_for "$suite"; done
     local models=(--tiny)
     [[ "${suites[*]}" == unit ]] || models+=(--smollm2)
     run_session "$VENV/bin/python" "$CHECKOUT/launch/make_models.py" "${models[@]}" || give_up $? "the models were not made (above)"
@@ -48,15 +50,29 @@ main() {
     exit "$first_failure"
 }
 
+# Sets VENV and DEVICE of a suite. vLLM's GPU build does not run on a CPU, so where there are GPUs there are two environments.
+choose_environment() { # suite
+    VENV="$MAIN_VENV" DEVICE="$MAIN_DEVICE"
+    [[ "$MAIN_DEVICE" == gpu && "$1" != gpu ]] && VENV="$CHECKOUT/.venv-cpu" DEVICE=cpu
+    return 0
+}
+
+install_for() { # suite
+    choose_environment "$1"
+    run_session env HYBRID_VENV="$VENV" bash "$CHECKOUT/launch/install.sh" "$DEVICE" --test ||
+        give_up $? "the installation failed (above); no test was run"
+}
+
 run_suite() { # suite pytest-arguments...
     local suite="$1" status threads="" limit=7200
     shift
+    choose_environment "$suite"
     [[ "$suite" == unit ]] && threads=1 limit=600
     [[ "$suite" == integration ]] && limit=4200
     say "== $suite"
     PATH="$VENV/bin:$PATH" LIMIT="${HYBRID_TEST_LIMIT:-$limit}" run_session \
-        env ${threads:+OMP_NUM_THREADS=$threads} "$VENV/bin/python" -m pytest "$CHECKOUT/tests/$suite" \
-        --durations=15 --durations-min=1 --junitxml="$REPORTS/$suite.xml" "$@"
+        env ${threads:+OMP_NUM_THREADS=$threads} HYBRID_VENV="$VENV" HYBRID_EXTRA="$DEVICE" \
+        "$VENV/bin/python" -m pytest "$CHECKOUT/tests/$suite" --durations=15 --durations-min=1 --junitxml="$REPORTS/$suite.xml" "$@"
     status=$?
     ((status == 5)) && warn "$suite: no test was run (pytest found none, or the arguments selected none)"
     ((status == 0 || status == 130 || status == 143)) || warn "$suite: failed (exit status $status)"

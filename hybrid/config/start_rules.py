@@ -14,6 +14,7 @@ from hybrid.config.paths import swap_folder
 from hybrid.config.resolve import resolve
 from hybrid.config.run import RunConfig
 from hybrid.config.violations import Violation
+from hybrid.cuda_machine import vllm_device
 from hybrid.files import nearest_there
 
 RECORDS_BYTES = 16 * 2**20
@@ -27,7 +28,18 @@ def check_start(cfg: RunConfig) -> None:
     runs = _folder("logging.runs_dir", Path(resolved.logging.runs_dir))
     weights = list(_weights(resolved))
     room = [] if weights else check_room(resolved)
-    check_report(cfg, [*weights, *named, *runs, *room, *_record(resolved), *_swap(resolved)])
+    check_report(cfg, [*wrong_build(resolved), *weights, *named, *runs, *room, *_record(resolved), *_swap(resolved)])
+
+
+def wrong_build(cfg: RunConfig) -> list[Violation]:
+    """A resolved `cfg` for CPUs where vLLM's GPU build is installed: that build has no CPU platform, and DeepSpeed takes the GPU."""
+    if cfg.cluster.device != "cpu" or vllm_device() != "cuda":
+        return []
+    was_auto = "cluster.device" in cfg.autos
+    said = "cluster.device: cpu (auto, as no GPU is visible)" if was_auto else "cluster.device: cpu"
+    fix = "Use a GPU, or the CPU build in another environment: HYBRID_VENV=.venv-cpu bash launch/install.sh cpu."
+    why = "is invalid: the packages installed here are for GPUs, and this build of vLLM does not run on a CPU"
+    return [Violation(("cluster.device",), f"{said} {why}", fix)]
 
 
 def _weights(cfg: RunConfig) -> Iterator[Violation]:

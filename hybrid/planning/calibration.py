@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from hybrid.config import RunConfig, machine, swap_folder
+from hybrid.config.load import check_report
+from hybrid.config.start_rules import wrong_build
 from hybrid.files import nearest_there, write_atomic
 from hybrid.planning.facts import ProcessBytes
 
@@ -72,6 +74,7 @@ def calibrate(cfg: RunConfig) -> Calibration:
     A role is a rank on each GPU with a tiny model, an engine is one with the profile's tokenizer; what they hold on purpose is taken off.
     The ranks then move memory to the slow tier and back, where the run would. Raises `HybridError` when Ray or vLLM does not start.
     """
+    check_report(cfg, wrong_build(cfg))
     from hybrid.planning.probes import measure_processes
 
     with tempfile.TemporaryDirectory(dir=nearest_there(swap_folder(cfg)), prefix="hybrid-calibration-") as folder:

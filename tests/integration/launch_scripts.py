@@ -24,7 +24,16 @@ TRACE_FILE = SCRATCH / "trace"
 (SCRATCH / "bash_env").write_text(TRACE, encoding="utf-8")
 atexit.register(shutil.rmtree, SCRATCH, ignore_errors=True)
 
-_OURS = ("VIRTUAL_ENV", "CONDA_PREFIX", "CONDA_DEFAULT_ENV", "PYTHON", "HYBRID_EXTRA", "HYBRID_LAUNCH", "TMPDIR")
+_OURS = (
+    "VIRTUAL_ENV",
+    "CONDA_PREFIX",
+    "CONDA_DEFAULT_ENV",
+    "PYTHON",
+    "HYBRID_EXTRA",
+    "HYBRID_VENV",
+    "HYBRID_LAUNCH",
+    "TMPDIR",
+)
 CLEAN = {name: value for name, value in os.environ.items() if name not in _OURS}
 CLEAN |= {"BASH_ENV": str(SCRATCH / "bash_env"), "HYBRID_TRACE": str(TRACE_FILE)}
 """The environment in which tests start scripts."""

