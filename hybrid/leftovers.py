@@ -99,7 +99,7 @@ def remove(processes: list[psutil.Process], files: set[Path], folder: Path | Non
 
 
 def clear_session(session: Path, logs: Path | None) -> None:
-    """Remove the folder of a Ray that has ended, and its link. Its logs are copied to `logs`/ray first, where that is given."""
+    """Remove the folder of a Ray that has ended, and the links to it. Its logs are copied to `logs`/ray first, where that is given."""
     if logs is not None:
         with suppress(OSError, shutil.Error):
             shutil.copytree(session / "logs", logs / "ray", ignore=_too_large, dirs_exist_ok=True)
@@ -108,9 +108,9 @@ def clear_session(session: Path, logs: Path | None) -> None:
         shutil.rmtree(session, ignore_errors=True)
         time.sleep(0.1 if session.exists() else 0)
     with suppress(OSError):
-        link = session.parent / "session_latest"
-        if link.is_symlink() and not link.exists():
-            link.unlink()
+        for link in session.parent.iterdir():  # session_latest, and the dashboard's list of addresses for Prometheus
+            if link.is_symlink() and not link.exists():
+                link.unlink(missing_ok=True)
         session.parent.rmdir()  # only an empty one goes
 
 

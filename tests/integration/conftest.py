@@ -8,6 +8,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 
 import psutil
@@ -16,26 +17,35 @@ import pytest
 from hybrid.leftovers import shared_files
 
 LOOK_EVERY_S = 5.0
+SHOWN = 12
+"""Files of a folder that was left which the message lists."""
 
 
 @pytest.fixture(scope="session", autouse=True)
-def nothing_is_left() -> Iterator[None]:
-    """Fails at the end of the session when a new file lies in the temporary folder, or one of /dev/shm that a process under this one had
-    mapped. The folder is this session's own, as others may run on the machine too; its path is short, because Ray's sockets lie in it."""
+def temp_folder() -> Iterator[Path]:
+    """The session's own temporary folder, as others may use the machine too. Its path is short, because Ray's sockets lie in it."""
     folder = Path(tempfile.mkdtemp(prefix="ht-", dir="/tmp"))
-    seen: set[Path] = set()
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())  # pytest's own folders stay where it keeps them
         patched.setenv("TMPDIR", str(folder))
         patched.setattr(tempfile, "tempdir", None)
-        with _watching(seen):
-            yield
+        yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_is_left(temp_folder: Path, request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fails after a module that leaves a new file in the temporary folder, or one of /dev/shm that a process under this one had mapped.
+    Module fixtures of the tests have ended by then, as this one begins before them."""
+    before, seen = set(temp_folder.iterdir()), set[Path]()
+    with _watching(seen):
+        yield
     gc.collect()
     # Helper processes of tests that are killed leave multiprocessing's folder of sockets.
-    files = [file for file in folder.iterdir() if not file.name.startswith("pymp-")]
-    left = [*files, *(file for file in seen if file.exists())]
-    shutil.rmtree(folder)
-    assert not left, f"left behind: {', '.join(sorted(map(str, left)))}"
+    new = [file for file in temp_folder.iterdir() if file not in before and not file.name.startswith("pymp-")]
+    left = sorted([*new, *(file for file in seen if file.exists())])
+    shown = "\n".join(f"  {file}" for each in left for file in (each, *islice(each.rglob("*"), SHOWN)))
+    assert not left, f"{request.path.name} left behind:\n{shown}"
 
 
 @contextmanager

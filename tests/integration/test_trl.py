@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tempfile
+
 import pytest
 import torch
 
@@ -50,7 +52,11 @@ def columns(policy, batch):
 def trainer(models_folder, tmp_path_factory):
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer
-    from trl import GRPOConfig, GRPOTrainer
+
+    with pytest.MonkeyPatch.context() as patched:
+        # The import of wandb, which is TRL's, makes two temporary folders that go when Python ends.
+        patched.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("wandb")))
+        from trl import GRPOConfig, GRPOTrainer
 
     path = models_folder / "tiny-llama"
     args = GRPOConfig(

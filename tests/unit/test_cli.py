@@ -20,7 +20,7 @@ from hybrid.errors import DataError, WorkerDied
 CHECKOUT = Path(hybrid.__file__).resolve().parents[1]
 PROFILE = """
 cluster: {device: cpu, gpus_per_node: 2}
-model: {path: some-org/some-model}
+model: {path: some-org/some-model, dtype: float32}
 reward: {function: reasoning_gym}
 algorithm: {advantage: gae, kl_coef: 0.1}
 train: {steps: 3}

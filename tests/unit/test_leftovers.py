@@ -118,8 +118,10 @@ def session(folder: Path, name: str = "session_1") -> Path:
     (made / "logs").mkdir(parents=True)
     (made / "logs/raylet.out").write_text("[2026 I 1] fine\n[2026 E 1] raylet.cc: broken\n")
     (made / "logs/raylet.err").write_text("")
-    (folder / "ray/session_latest").unlink(missing_ok=True)
-    (folder / "ray/session_latest").symlink_to(made)
+    for link, target in (("session_latest", made), ("prom_metrics_service_discovery.json", made / "addresses.json")):
+        (folder / "ray" / link).unlink(missing_ok=True)
+        (folder / "ray" / link).symlink_to(target)
+    (made / "addresses.json").write_text("[]")
     return made
 
 
