@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,9 @@ ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 """torch's CUDA allocator reads the first that is set, vLLM and the rest of torch the second: both always say the same."""
 EXPANDABLE = "expandable_segments"
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-
+HEARTBEAT = "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"
+HEARTBEAT_S = 1800
+"""NCCL's watchdog ends a process whose driver is busy for so long; 480 s by default. Pinning gigabytes of host memory keeps it busy."""
 
 FIXED = ("actor", "rollout")
 """Roles whose segments may not be expandable: the actor exports tensors over CUDA IPC, the engines put memory to sleep."""
@@ -39,6 +41,7 @@ def process_environment(
         # Ray sets it too, but not where the user's RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES forbids it: all would share a GPU.
         variables |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": place.gpu_id}
         variables |= dict.fromkeys(ALLOCATOR, allocator_settings(environ, expandable=place.role not in FIXED))
+        variables |= {} if environ.get(HEARTBEAT) else {HEARTBEAT: str(HEARTBEAT_S)}
     if place.several_nodes:
         name = interface_of(address, psutil.net_if_addrs() if interfaces is None else interfaces)
         # Left alone, gloo takes what the host's name resolves to: 127.0.1.1 on Debian. NCCL matches beginnings of names without the `=`.
@@ -57,6 +60,23 @@ def allocator_settings(environ: Mapping[str, str], expandable: bool) -> str:
     settings = [each.strip() for each in _split(given)]
     kept = [each for each in settings if each and each.partition(":")[0].strip() != EXPANDABLE]
     return ",".join([*kept, f"{EXPANDABLE}:{expandable}"])
+
+
+def allocator_problems(environ: Mapping[str, str]) -> Iterator[str]:
+    """Settings of torch's allocator under which no memory can be counted or moved."""
+    if "PYTORCH_NO_CUDA_MEMORY_CACHING" in environ:
+        yield (
+            f"PYTORCH_NO_CUDA_MEMORY_CACHING={environ['PYTORCH_NO_CUDA_MEMORY_CACHING']} is invalid: torch then counts no memory of the "
+            "GPU. Unset it (`unset PYTORCH_NO_CUDA_MEMORY_CACHING`)."
+        )
+    for name in ALLOCATOR:
+        for setting in _split(environ.get(name, "")):
+            key, _, value = (each.strip() for each in setting.partition(":"))
+            if key == "backend" and value != "native":
+                yield (
+                    f"{name}={environ[name]} is invalid: the allocator {value} tells nobody what each process holds, and sleep mode "
+                    "of vLLM has no pools there. Remove the backend from it."
+                )
 
 
 def _split(settings: str) -> list[str]:

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from hybrid.cuda_machine import SHARED_FOLDER, cuda_problems
+from hybrid.environment import allocator_problems
 from hybrid.errors import SurroundingsError
 from hybrid.files import nearest_there
 
@@ -47,7 +48,7 @@ SETTING = re.compile(r"RAY_[a-z]\w*")
 def check_surroundings(address: str | None, environ: Mapping[str, str] = os.environ, device: str = "cpu") -> None:
     """Raise `SurroundingsError` with all that keeps Ray from starting here or, with an `address`, from being joined; and, where it would
     start here on the `device` "cuda", with what CUDA lacks."""
-    found = [*_hooks(environ), *_settings(environ)]
+    found = [*_hooks(environ), *_settings(environ), *(allocator_problems(environ) if device == "cuda" else ())]
     if address is None:
         folder = [*_temp_folder(environ)]
         found += [*folder, *_token(environ)]

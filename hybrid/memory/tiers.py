@@ -12,6 +12,7 @@ import os
 import struct
 import tempfile
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
@@ -191,8 +192,9 @@ def extents(sizes: Sequence[int], slab_bytes: int) -> list[tuple[int, int, int, 
 class PinnedTier:
     """Pinned host slabs of `slab_bytes`, a power of two: torch rounds every pinned block up to one, so nothing is lost.
 
-    Slabs are allocated once (`reserve` at start: pinning blocks the driver) and handed to whichever part is away. Copies run on a side
-    stream; `write` waits for it, because freeing does not, and `read` allocates nothing there, so blocks stay the main stream's.
+    Slabs are pinned when a part first leaves, which blocks the driver for seconds. From then on they go to whichever part is away.
+    Copies run on a side stream. `write` waits for it, because freeing does not. `read` allocates nothing there, so that blocks stay with
+    the main stream.
     """
 
     def __init__(self, slab_bytes: int = 256 * 2**20):
@@ -205,7 +207,11 @@ class PinnedTier:
         self._free: list[torch.Tensor] = []
         self._held: dict[str, list[torch.Tensor]] = {}
         self._shared: dict[str, tuple[int, mmap.mmap]] = {}
-        self._side = torch.cuda.Stream()
+
+    @cached_property
+    def _side(self) -> torch.cuda.Stream:
+        """Made by the first copy: a stream opens this process's context on the GPU, which is others' until then."""
+        return torch.cuda.Stream()
 
     def reserve(self, part: str, nbytes: int) -> None:
         """Pin the slabs that `nbytes` of `part` take, and hold them for it until `release`."""

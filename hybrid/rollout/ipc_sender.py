@@ -23,23 +23,27 @@ class IpcSender:
         self.rank, self.peers, self.bucket_bytes = rank, peers, bucket_bytes
         self.client = _Client(calls)
         self.weights = _Flattened()
+        self.buffer_bytes = 0
         self.engine: IPCTrainerWeightTransferEngine | None = None
 
     def send(self, source: sender.WeightSource, version: int) -> None:
-        self.weights.source = source
+        self.weights.stream = sender.InStep(source, "cuda")
         if self.engine is None:
             error, engine = sender.attempt(lambda: self._open(source))
             self.peers.agree(self.client.take_error() or error)
             self.engine = engine
+        # vLLM allocates the buffer when the others wait already. What fits now fits then: the block stays in torch's cache.
+        error, _ = sender.attempt(lambda: torch.empty(self.buffer_bytes, dtype=torch.uint8, device="cuda"))
+        self.peers.agree(error)
         error, _ = sender.attempt(self.engine.send_weights)
         torch.cuda.empty_cache()
-        self.peers.agree(self.client.take_error() or error)
+        self.peers.agree(self.weights.stream.error or self.client.take_error() or error)
         error, _ = sender.attempt(lambda: self.client.calls("set_weight_version", version))
         self.peers.agree(error)
 
     def _open(self, source: sender.WeightSource) -> IPCTrainerWeightTransferEngine:
-        buffer_bytes = sender.staging_bytes(self.bucket_bytes, source.names_shapes())
-        info = IPCTrainerInitInfo(rank=self.rank, packed=True, packed_buffer_size_bytes=buffer_bytes)
+        self.buffer_bytes = sender.staging_bytes(self.bucket_bytes, source.names_shapes())
+        info = IPCTrainerInitInfo(rank=self.rank, packed=True, packed_buffer_size_bytes=self.buffer_bytes)
         return IPCTrainerWeightTransferEngine.trainer_init(info, client=self.client, source=self.weights)
 
 
@@ -75,11 +79,10 @@ class _Client:
 class _Flattened(WeightSource):
     """Our buckets as the flat stream that vLLM takes; a bucket stays gathered while its tensors are packed."""
 
-    source: sender.WeightSource
+    stream: sender.InStep
 
     def metadata(self) -> list[ParamMeta]:
-        return [ParamMeta(name, dtype, tuple(shape)) for name, dtype, shape in self.source.names_shapes()]
+        return [ParamMeta(name, dtype, tuple(shape)) for name, dtype, shape in self.stream.source.names_shapes()]
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
-        for bucket in self.source:
-            yield from bucket
+        return iter(self.stream)

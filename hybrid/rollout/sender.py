@@ -134,6 +134,27 @@ def staging_bytes(bucket_bytes: int, weights: list[tuple[str, torch.dtype, tuple
     return min(max(bucket_bytes, max(sizes)), sum(sizes))
 
 
+class InStep:
+    """The stream of all weights of `source`, one after another. Where the source fails, the error is kept and placeholders of the same
+    shapes on `device` follow: the peers of this rank wait for it in as many collectives as there are weights to send."""
+
+    def __init__(self, source: WeightSource, device: str):
+        self.source, self.device = source, device
+        self.error: Exception | None = None
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        sent = 0
+        try:
+            for bucket in self.source:
+                for named in bucket:
+                    sent += 1
+                    yield named
+        except Exception as error:  # not what the reader of this stream raises: that does not come by here
+            self.error = error
+        for name, dtype, shape in self.source.names_shapes()[sent:] if self.error else ():
+            yield name, torch.empty(shape, dtype=dtype, device=self.device)
+
+
 class ShmSender:
     """Through shared memory: one writer a node, read by that node's engines."""
 

@@ -81,7 +81,11 @@ def _visible_handles() -> list[Any]:
     names = visible_devices()
     if names is None:
         return [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-    return [
-        pynvml.nvmlDeviceGetHandleByIndex(int(name)) if name.isdecimal() else pynvml.nvmlDeviceGetHandleByUUID(name)
-        for name in names
-    ]
+    return [pynvml.nvmlDeviceGetHandleByIndex(int(name)) if name.isdecimal() else _by_uuid(name) for name in names]
+
+
+def _by_uuid(name: str) -> Any:
+    """The GPU whose UUID begins with `name`: CUDA takes as much of it as tells the GPUs apart, NVML the whole."""
+    handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+    found = [handle for handle in handles if pynvml.nvmlDeviceGetUUID(handle).startswith(name)]
+    return found[0] if len(found) == 1 else pynvml.nvmlDeviceGetHandleByUUID(name)  # a slice, which has no number

@@ -7,7 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from hybrid.environment import ALLOCATOR, INTERFACES, Place, interface_of, process_environment
+from hybrid.environment import ALLOCATOR, HEARTBEAT, INTERFACES, Place, interface_of, process_environment
+from hybrid.errors import SurroundingsError
+from hybrid.surroundings import check_surroundings
 
 GIVEN = "max_split_size_mb:64,expandable_segments:True,roundup_power2_divisions:[256:1,512:2]"
 OTHERS = "max_split_size_mb:64,roundup_power2_divisions:[256:1,512:2]"
@@ -54,6 +56,26 @@ def test_a_process_sees_its_gpu_alone_whatever_ray_was_told():
     environ = {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1", "CUDA_VISIBLE_DEVICES": "0,1,2,3"}
     found = variables(environ=environ)
     assert (found["CUDA_VISIBLE_DEVICES"], found["CUDA_DEVICE_ORDER"]) == ("3", "PCI_BUS_ID")
+
+
+def test_nccl_bears_a_driver_that_pins_memory_unless_the_user_says_how_long():
+    assert int(variables()[HEARTBEAT]) == 1800
+    assert HEARTBEAT not in variables(environ={HEARTBEAT: "60"})
+
+
+@pytest.mark.parametrize(
+    ("environ", "says"),
+    [
+        ({"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}, "PYTORCH_NO_CUDA_MEMORY_CACHING=1 is invalid"),
+        ({ALLOCATOR[0]: "max_split_size_mb:64, backend:cudaMallocAsync"}, f"{ALLOCATOR[0]}=max_split_size_mb"),
+        ({ALLOCATOR[1]: "backend:mine"}, "the allocator mine"),
+    ],
+)
+def test_allocators_that_count_nothing_are_refused_on_cuda(environ, says):
+    with pytest.raises(SurroundingsError, match=says):
+        check_surroundings("10.0.0.1:6379", environ, device="cuda")
+    check_surroundings("10.0.0.1:6379", environ, device="cpu")
+    check_surroundings("10.0.0.1:6379", {ALLOCATOR[0]: GIVEN, ALLOCATOR[1]: "backend:native"}, device="cuda")
 
 
 def test_a_cpu_run_on_one_node_sets_nothing():

@@ -12,7 +12,7 @@ from hybrid.errors import MemoryScheduleError
 from hybrid.memory import tiers
 from hybrid.memory.probe import process_bytes, release_free_memory
 from hybrid.memory.swap import Part, StorageSwap, come_parts, leave_parts
-from hybrid.memory.tiers import FileTier, extents
+from hybrid.memory.tiers import FileTier, PinnedTier, extents
 
 MIB = 2**20
 
@@ -228,3 +228,13 @@ def test_extents_lay_storages_end_to_end_over_slabs():
         (2, 0, 3, 1, 1),
     ]
     assert sum(row[4] for row in rows) == 14
+
+
+def test_pinned_memory_opens_no_context_before_it_is_used(monkeypatch):
+    """Each role makes its tier while the engines of its GPU start, and they count what others take."""
+    opened = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda: opened.append("stream") or "stream")
+    tier = PinnedTier()
+    assert not opened
+    assert (tier._side, tier._side, opened) == ("stream", "stream", ["stream"])

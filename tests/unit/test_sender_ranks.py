@@ -11,7 +11,7 @@ import torch.multiprocessing as mp
 from safetensors.torch import load_file
 
 from hybrid.errors import HybridError
-from hybrid.rollout.sender import make_sender
+from hybrid.rollout.sender import InStep, make_sender
 
 WORLD = 2
 BUCKETS = [[("a", torch.ones(4))], [("b", torch.full((4,), 2.0))]]
@@ -114,3 +114,35 @@ def test_a_failure_of_one_rank_reaches_all_at_once(ranks, case, says):
 
 def test_no_shared_memory_is_left(ranks):
     assert ranks[0]["files left open"] == ranks[1]["files left open"] == []
+
+
+def test_a_rank_whose_weights_fail_goes_on_with_placeholders_of_the_same_shapes():
+    """Its peers wait for it in vLLM's collectives, chunk by chunk: fewer tensors of its own would leave them there."""
+
+    class Failing:
+        def names_shapes(self):
+            return [("a", torch.float32, (4,)), ("b", torch.bfloat16, (2, 3)), ("c", torch.float32, ())]
+
+        def __iter__(self):
+            yield [("a", torch.ones(4))]
+            raise RuntimeError("no room to gather b")
+
+    stream = InStep(Failing(), "cpu")
+    sent = [(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in stream]
+    assert sent == Failing().names_shapes()
+    assert str(stream.error) == "no room to gather b"
+
+
+def test_a_reader_that_stops_is_no_failure_of_the_weights():
+    class Whole:
+        def names_shapes(self):
+            return [("a", torch.float32, (4,))]
+
+        def __iter__(self):
+            yield [("a", torch.ones(4))]
+
+    stream = InStep(Whole(), "cpu")
+    for _ in stream:
+        break
+    assert stream.error is None
+    assert len(list(stream)) == 1

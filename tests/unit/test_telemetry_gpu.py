@@ -12,7 +12,7 @@ from hybrid.telemetry.gpu import GpuUtilization
 @pytest.fixture
 def nvml(monkeypatch):
     """A node with four GPUs; the number of a handle is how busy it is."""
-    state = {"open": 0, "busy": {0: 10, 1: 30, 2: 50, "GPU-abc": 90}}
+    state = {"open": 0, "busy": {0: 10, 1: 30, 2: 50, "MIG-abc": 90}}
 
     def utilization(handle):
         if handle not in state["busy"]:
@@ -23,6 +23,7 @@ def nvml(monkeypatch):
     monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: state.update(open=state["open"] - 1))
     monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: 3)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lambda index: index)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetUUID", lambda handle: f"GPU-{handle}bc-def")
     monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByUUID", lambda name: name)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetUtilizationRates", utilization)
     return state
@@ -36,7 +37,7 @@ def wait_for_samples(gpus):
     return value
 
 
-@pytest.mark.parametrize("visible, mean", [(None, 0.3), ("1,2", 0.4), ("GPU-abc", 0.9)])
+@pytest.mark.parametrize("visible, mean", [(None, 0.3), ("1,2", 0.4), ("MIG-abc", 0.9), ("GPU-1bc-def,GPU-2b", 0.4)])
 def test_mean_over_visible_gpus(nvml, monkeypatch, visible, mean):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible:
