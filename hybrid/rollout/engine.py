@@ -252,12 +252,14 @@ class Engine:
 
     def take_peak(self) -> dict[str, Any]:
         """Highest memory of the engine's processes since this was last asked, what they hold and what of the KV cache was used meanwhile:
-        the fields of a `RankPeak`. On CUDA the highest is what is in use now: vLLM holds all it needs from the start.
+        the fields of a `RankPeak`.
         """
         if self.options.device == "cpu":
             peak, (held, shared) = self._peak.take(), held_and_shared("cpu", children=True)
         else:
-            peak = held = self._measured_bytes()
+            peak, held = (
+                sum(of_workers) for of_workers in zip(*self.llm.collective_rpc("hybrid_take_peak"), strict=True)
+            )
             shared = 0
         share, self._kv_cache_share = self._kv_cache_share, None
         return {"peak_bytes": peak, "held_bytes": held, "shared_bytes": shared, "kv_cache_share": share}

@@ -33,7 +33,8 @@ class IpcSender:
             self.peers.agree(self.client.take_error() or error)
             self.engine = engine
         # vLLM allocates the buffer when the others wait already. What fits now fits then: the block stays in torch's cache.
-        error, _ = sender.attempt(lambda: torch.empty(self.buffer_bytes, dtype=torch.uint8, device="cuda"))
+        error, buffer = sender.attempt(lambda: torch.empty(self.buffer_bytes, dtype=torch.uint8, device="cuda"))
+        del buffer
         self.peers.agree(error)
         error, _ = sender.attempt(self.engine.send_weights)
         torch.cuda.empty_cache()

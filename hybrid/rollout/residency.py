@@ -53,3 +53,9 @@ def held_bytes(reserved: int, segments: Iterable[dict[str, Any]], allocations: I
     in_pools = sum(segment["total_size"] for segment in segments)
     awake = sum(each.handle[1] for each in allocations if not each.is_asleep)
     return reserved - in_pools + awake
+
+
+def peak_bytes(held: int, reserved: int, highest: int) -> int:
+    """Highest bytes of the GPU that a worker of vLLM held, of which `held` are left: what torch's allocator has given back since it counted
+    `highest` bytes, for it counts `reserved` now. Sleeping pools count as before and cancel out."""
+    return held + max(0, highest - reserved)

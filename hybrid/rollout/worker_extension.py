@@ -17,7 +17,7 @@ from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 from vllm.utils.torch_utils import set_random_seed
 
 from hybrid.memory.probe import release_free_memory
-from hybrid.rollout.residency import held_bytes
+from hybrid.rollout.residency import held_bytes, peak_bytes
 from hybrid.rollout.weight_transfer import layers_without_weights, shares_loaded_weights
 
 RELOAD_LOGGER = "vllm.model_executor.model_loader.reload.layerwise"
@@ -37,6 +37,13 @@ class WorkerExtension:
         pools = [pool for pools in sleeper.allocator_and_pools.values() for pool, _ in pools]
         segments = [segment for pool in pools for segment in pool.snapshot()]
         return held_bytes(torch.cuda.memory_reserved(), segments, sleeper.pointer_to_data.values())
+
+    def hybrid_take_peak(self) -> tuple[int, int]:
+        """Highest bytes of the GPU that this worker held since this was last asked, and what it holds now (CUDA)."""
+        held = self.hybrid_held_bytes()
+        peak = peak_bytes(held, torch.cuda.memory_reserved(), torch.cuda.max_memory_reserved())
+        torch.cuda.reset_peak_memory_stats()
+        return peak, held
 
     def hybrid_release_free_memory(self) -> None:
         """Hand free memory of this worker back, so that what is measured next is in use."""

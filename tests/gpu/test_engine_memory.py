@@ -88,7 +88,10 @@ def test_a_sync_takes_a_buffer_of_the_model_and_gives_it_back(tmp_path):
         for version in range(3):
             torch.cuda.reset_peak_memory_stats()
             before = torch.cuda.memory_allocated()
+            started.take_peak()
             sender.send(source, version)
+            peak = started.take_peak()
+            assert peak["peak_bytes"] > peak["held_bytes"]  # it clones what it receives
             assert torch.cuda.max_memory_allocated() - before <= 1.1 * size
             release_free_memory("cuda")
             held.append((measured_bytes("cuda"), started.stats()["measured_bytes"]))

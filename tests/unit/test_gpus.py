@@ -9,7 +9,7 @@ import pytest
 from hybrid.config import machine
 from hybrid.config.rules import gpus_are_whole
 from hybrid.gpus import rank_order, visible_devices
-from hybrid.rollout.residency import held_bytes
+from hybrid.rollout.residency import held_bytes, peak_bytes
 
 MIG = "MIG-1ea9d8b2-cd5b-5f4b-8b5c-a4f0f3c0a0b1"
 
@@ -95,3 +95,10 @@ def test_a_worker_counts_what_it_holds_itself():
     allocations = [SimpleNamespace(handle=(0, size, 0), is_asleep=asleep) for size, asleep in ((40, True), (25, False))]
     segments = [{"total_size": size} for size in (40, 25, 5)]
     assert held_bytes(80, segments, allocations) == 35
+
+
+def test_the_peak_of_an_engine_counts_what_it_has_given_back_since():
+    """A sync clones weights for a while: reserved memory rises and falls, and pools that sleep count all the time."""
+    assert peak_bytes(35, reserved=80, highest=95) == 50
+    assert peak_bytes(35, reserved=80, highest=80) == 35
+    assert peak_bytes(35, reserved=80, highest=60) == 35  # the count began anew meanwhile
