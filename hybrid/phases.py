@@ -281,6 +281,6 @@ def evaluate(s: Session, progress: Progress) -> dict[str, float | None]:
 
 def plan_rows(s: Session, rows: list[Row], chosen: Sequence[int]) -> Plan:
     """Micro-batches of the `rows` numbered in `chosen`, in those numbers."""
-    budget, share = s.cfg.train.micro_batch_tokens, s.cfg.model.attention == "sdpa"
+    budget, share = s.cfg.train.micro_batch_tokens, s.cfg.model.shares_prompts
     plan = plan_micro_batches(lengths_of([rows[i] for i in chosen]), s.cfg.world_size, budget, share)
     return [[[chosen[i] for i in micro] for micro in rank] for rank in plan]

@@ -36,7 +36,7 @@ PLANNED_GPU = {
     "2x8_32b_grpo": "H100-SXM",
 }
 """A GPU that the first line of each GPU profile names."""
-STATED = ["model.attention=flash_attention_2", "cluster.threads_per_process=4", "memory.tier_bytes=512GiB"]
+STATED = ["model.attention=varlen", "cluster.threads_per_process=4", "memory.tier_bytes=512GiB"]
 """What `auto` would take from the machine on which the plans are made."""
 
 

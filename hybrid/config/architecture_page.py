@@ -53,12 +53,12 @@ REASONS: tuple[tuple[str, str], ...] = (
     ),
     (
         f"`attn_logit_softcapping`, and types with attention sinks ({', '.join(f'`{kind}`' for kind in SINKS)}), on CUDA with "
-        "`model.attention: sdpa`",
+        "`model.attention: sdpa` or `varlen`",
         "No kernel computes their softmax on packed rows. On CPU they train; soft caps also with `flash_attention_2`.",
     ),
     (
         "attention sinks or `attention_chunk_size` (Llama 4), with `model.attention: flash_attention_2`",
-        "It leaves sinks out, and does not attend in chunks. Chunks train with `sdpa`.",
+        "It leaves sinks out, and does not attend in chunks. Chunks train with `sdpa` and `varlen`.",
     ),
     (f"an untied head in {', '.join(f'`{kind}`' for kind in TIED_ONLY)}", "vLLM ignores it."),
     (f"a tied head in {', '.join(f'`{kind}`' for kind in UNTIED_ONLY)}", "vLLM does not tie it."),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import os
 import shutil
 from functools import cache
@@ -73,8 +73,14 @@ def cpu_has_bf16() -> bool:
     return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(flags)
 
 
+@cache
 def has_flash_attention() -> bool:
-    return importlib.util.find_spec("flash_attn") is not None
+    """Whether flash-attn can be imported. Its kernels are built for one torch: next to another they are found and do not load."""
+    try:
+        importlib.import_module("flash_attn")
+    except Exception:  # ImportError where it is missing or its library does not link, others from its own start
+        return False
+    return True
 
 
 def cpu_cores(root: Path = cgroups.ROOT) -> int:

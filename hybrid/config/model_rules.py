@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from hybrid.config import machine
 from hybrid.config.architectures import kernel_refusal, refusal
 from hybrid.config.resolve import config_json, model_config
 from hybrid.config.rules import Finding, rule
 from hybrid.config.run import RunConfig
+
+FLASH_KERNELS = ("varlen", "flash_attention_2")
+"""Values of model.attention whose kernels run on some GPUs only, and in bf16 only."""
 
 
 @rule("model.path", "rollout.max_new_tokens", "data.max_prompt_tokens")
@@ -45,6 +49,30 @@ def kernels_compute_the_attention(cfg: RunConfig) -> Finding | None:
         if config and (found := kernel_refusal(config, cfg.model.attention, cfg.cluster.device)):
             return f"{key}: {path} is invalid: {found.why}", found.fix
     return None
+
+
+@rule("model.attention", "cluster.device")
+def flash_kernels_need_cuda(cfg: RunConfig) -> Finding | None:
+    if cfg.model.attention in FLASH_KERNELS and cfg.cluster.device == "cpu":
+        return f"model.attention {cfg.model.attention} with cluster.device cpu", "Set model.attention to auto or sdpa."
+
+
+@rule("model.attention", "model.dtype")
+def flash_kernels_need_bf16(cfg: RunConfig) -> Finding | None:
+    if cfg.model.attention in FLASH_KERNELS and cfg.model.dtype == "float32":
+        return f"model.attention {cfg.model.attention} with model.dtype float32: it computes in bf16 only", (
+            "Set model.attention=sdpa or model.dtype=bfloat16."
+        )
+
+
+@rule("model.attention", "cluster.device", "cluster.address")
+def flash_kernels_need_ampere(cfg: RunConfig) -> Finding | None:
+    here = cfg.cluster.device == "cuda" and cfg.cluster.address is None
+    if cfg.model.attention in FLASH_KERNELS and here and not machine.gpu_has_bf16():
+        return (
+            f"model.attention: {cfg.model.attention} is invalid: its kernel needs a GPU of compute capability 8.0 (Ampere) or more",
+            "Set model.attention=sdpa.",
+        )
 
 
 @rule("model.path", "model.dtype", "cluster.device")

@@ -110,12 +110,20 @@ def _model(cfg: RunConfig, notes: list[str]) -> dict[str, Any]:
         if not (machine.cpu_has_bf16() if on_cpu else machine.gpu_has_bf16()):
             dtype = "float32"
             notes.append(f"This {'CPU' if on_cpu else 'GPU'} has no bf16: model.dtype is float32, twice the memory.")
-    attention = cfg.model.attention
+    path, attention = model_source(cfg, cfg.model.path), cfg.model.attention
     if attention == "auto":
-        attention = "flash_attention_2" if not on_cpu and machine.has_flash_attention() else "sdpa"
+        attention = "sdpa" if on_cpu or dtype == "float32" or not machine.gpu_has_bf16() else _cuda_attention(path)
         if not on_cpu and attention == "sdpa":
-            notes.append("flash-attn is not installed here: model.attention is sdpa, slower on packed sequences.")
-    return {"path": model_source(cfg, cfg.model.path), "dtype": dtype, "attention": attention}
+            notes.append(
+                "CUDA's attention kernels take bf16 only: model.attention is sdpa, slower on packed sequences."
+            )
+    return {"path": path, "dtype": dtype, "attention": attention}
+
+
+def _cuda_attention(path: str) -> str:
+    """model.attention of the model at `path` in bf16. Soft caps are in flash-attn only; a rule says so where it is missing."""
+    has_caps = (model_config(path) or {}).get("attn_logit_softcapping") is not None
+    return "flash_attention_2" if has_caps and machine.has_flash_attention() else "varlen"
 
 
 def _memory(cfg: RunConfig, run_dir: Path) -> dict[str, Any]:

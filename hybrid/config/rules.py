@@ -105,20 +105,6 @@ def many_nodes_need_a_cluster(cfg: RunConfig) -> Finding | None:
         )
 
 
-@rule("model.attention", "cluster.device")
-def flash_attention_needs_cuda(cfg: RunConfig) -> Finding | None:
-    if cfg.model.attention == "flash_attention_2" and cfg.cluster.device == "cpu":
-        return "model.attention flash_attention_2 with cluster.device cpu", "Set model.attention to auto or sdpa."
-
-
-@rule("model.attention", "model.dtype")
-def flash_attention_needs_bf16(cfg: RunConfig) -> Finding | None:
-    if cfg.model.attention == "flash_attention_2" and cfg.model.dtype == "float32":
-        return "model.attention flash_attention_2 with model.dtype float32: it computes in bf16 only", (
-            "Set model.attention=sdpa or model.dtype=bfloat16."
-        )
-
-
 @rule("memory.tier", "cluster.device")
 def pinned_memory_needs_cuda(cfg: RunConfig) -> Finding | None:
     if cfg.memory.tier == "pinned" and cfg.cluster.device == "cpu":

@@ -51,8 +51,13 @@ class Model(Section):
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
     """Number type of forward passes and of the engines; the optimizer's masters are fp32 in any case. `auto`: bfloat16,
     float32 on a CPU without bf16 instructions."""
-    attention: Literal["auto", "sdpa", "flash_attention_2"] = "auto"
-    """Attention of the trainer. `auto`: flash_attention_2 on cuda where flash-attn is installed, else sdpa."""
+    attention: Literal["auto", "sdpa", "varlen", "flash_attention_2"] = "auto"
+    """Attention of the trainer. `varlen`: torch's own flash kernel, one call per layer, each prompt computed once for all its
+    responses; on cuda with bfloat16, from Ampere on (compute capability 8.0). Layers that the kernel does not take run as
+    with `sdpa`: heads larger than 256, of 193 to 224 or not a multiple of 8, dropout, chunks, float32. `sdpa`: a masked
+    call per response, on any device and type. `flash_attention_2`: the package flash-attn, which computes a prompt once
+    per response, but knows soft caps. `auto`: on cuda varlen where GPU and model.dtype can, flash_attention_2 for models
+    with soft caps where flash-attn can be imported; else sdpa."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time in training."""
     dropout: Literal["none", "config"] = "none"
@@ -60,6 +65,11 @@ class Model(Section):
     ratios to the old policy then differ from 1 at the first update."""
     trust_remote_code: bool = False
     """Run Python code that comes with the model."""
+
+    @property
+    def shares_prompts(self) -> bool:
+        """Whether the trainer computes a prompt once for all its responses."""
+        return self.attention != "flash_attention_2"
 
 
 class TrainedRole(Section):

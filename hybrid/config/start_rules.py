@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from hybrid.config import machine
 from hybrid.config.checkpoint import weight_elements, weights_problem
 from hybrid.config.kind_rules import role_models
 from hybrid.config.load import check_report
@@ -28,7 +29,8 @@ def check_start(cfg: RunConfig) -> None:
     runs = _folder("logging.runs_dir", Path(resolved.logging.runs_dir))
     weights = list(_weights(resolved))
     room = [] if weights else check_room(resolved)
-    check_report(cfg, [*wrong_build(resolved), *weights, *named, *runs, *room, *_record(resolved), *_swap(resolved)])
+    folders = [*named, *runs, *room, *_record(resolved), *_swap(resolved)]
+    check_report(cfg, [*wrong_build(resolved), *_attention(resolved), *weights, *folders])
 
 
 def wrong_build(cfg: RunConfig) -> list[Violation]:
@@ -85,6 +87,13 @@ def _run_folder(cfg: RunConfig) -> Iterator[Violation]:
 def _swap(cfg: RunConfig) -> Iterator[Violation]:
     if cfg.memory.swap_dir:
         yield from _folder("memory.swap_dir", Path(cfg.memory.swap_dir))
+
+
+def _attention(cfg: RunConfig) -> Iterator[Violation]:
+    if cfg.model.attention == "flash_attention_2" and not machine.has_flash_attention():
+        said = "model.attention: flash_attention_2 is invalid: flash-attn cannot be imported here"
+        fix = "Set model.attention to auto, or install flash-attn for this torch (pip install --no-build-isolation flash-attn)."
+        yield Violation(("model.attention",), said, fix)
 
 
 def _record(cfg: RunConfig) -> Iterator[Violation]:

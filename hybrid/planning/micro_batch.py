@@ -24,7 +24,7 @@ def workload(cfg: RunConfig, prompts: int) -> Workload:
 
     Shorter sequences are cut into micro-batches as full as the budget; so the fullest one is filled up to it with a last, shorter one.
     """
-    budget, share = cfg.train.micro_batch_tokens, cfg.model.attention == "sdpa"
+    budget, share = cfg.train.micro_batch_tokens, cfg.model.shares_prompts
     looked_at = min(prompts, _GROUPS_LOOKED_AT * cfg.world_size)
     prompt, response = cfg.data.max_prompt_tokens, cfg.rollout.max_new_tokens
     rows = [

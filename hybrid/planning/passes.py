@@ -11,17 +11,13 @@ from unittest.mock import patch
 
 import torch
 from torch import nn
-from transformers import AttentionInterface
-from transformers.masking_utils import AttentionMaskInterface
 
 from hybrid.data.batches import Lengths
+from hybrid.planning.flash import FLASH
 from hybrid.planning.shapes import build, model_errors, read_config
 from hybrid.planning.working_set import Trace, trace
 from hybrid.roles import attention
 from hybrid.roles.packing import Row, pack
-
-FLASH = "hybrid_planned"
-"""Registered below. transformers looks for a kernel wherever the name holds `flash`."""
 
 
 @lru_cache(maxsize=64)
@@ -44,11 +40,11 @@ def packed_pass(
 ) -> Trace:
     """One micro-batch of `rows` through the "policy" or "critic" that `path`'s config describes, as `roles.models` runs it.
 
-    `implementation` is model.attention: sdpa, whose groups share their prompt, or flash_attention_2. The rest is the policy's.
+    `implementation` is model.attention: sdpa and varlen, whose groups share their prompt, or flash_attention_2. The rest is the policy's.
     """
     config = read_config(path, trust_remote_code)
-    shared = implementation == "sdpa"
-    name = attention.NAME if shared else FLASH
+    shared = implementation in attention.NAMES
+    name = attention.NAMES.get(implementation, FLASH)
 
     def make(layers: int) -> nn.Module:
         model = build(with_layers(config, layers), kind, dtype, name, trust_remote_code, dropout)
@@ -124,32 +120,3 @@ def _grouped_product(dtype: torch.dtype) -> Iterator[None]:
         return
     with patch.object(torch.nn.functional, "grouped_mm", lambda rows, weights, *, offs: _Grouped.apply(rows, weights)):
         yield
-
-
-class _Flash(torch.autograd.Function):
-    """What flash attention (Dao 2023, arXiv:2307.08691) keeps and allocates, without computing: nothing quadratic."""
-
-    @staticmethod
-    def forward(ctx, query, key, value):
-        out = torch.empty_like(query)
-        sums = query.new_empty(query.shape[:3], dtype=torch.float32)
-        ctx.save_for_backward(query, key, value, out, sums)
-        return out
-
-    @staticmethod
-    def backward(ctx, _gradient):
-        query, key, value, _, sums = ctx.saved_tensors
-        accumulator = torch.empty_like(query, dtype=torch.float32)  # noqa: F841  lives as long as the kernel
-        weighted = torch.empty_like(sums)  # noqa: F841
-        return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
-
-
-def _planned_flash(module, query, key, value, _mask, **_kwargs):
-    """Heads first in, tokens first out, as transformers' attention functions."""
-    attention.record(module)
-    return _Flash.apply(*(t.transpose(1, 2) for t in (query, key, value))), None
-
-
-AttentionInterface.register(FLASH, _planned_flash)
-AttentionMaskInterface.register(FLASH, lambda *args, **kwargs: None)
-attention.RECORDED.add(FLASH)

@@ -20,14 +20,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from hybrid.algorithms import logprobs
+from hybrid.planning.flash import varlen_backward_bytes
 from hybrid.roles import reach
 from hybrid.roles.apart import decoder_layers
 
 TRACED_LAYERS = 3
 """Of deeper models: a first, a last and one between them."""
 DEVICE_OF = torch.ops.prim.device.default
-WORKSPACES = {torch.ops.aten.logsumexp.default: lambda values, *_: values.nbytes}
-"""Bytes that a kernel takes while it runs, where they are as large as what it reads: `exp(values - max)`."""
+WORKSPACES = {
+    torch.ops.aten.logsumexp.default: lambda values, *_: values.nbytes,
+    torch.ops.torch_attn._varlen_attn_backward.default: varlen_backward_bytes,
+}
+"""Bytes that a kernel takes while it runs, where they are as large as what it reads: `exp(values - max)` of logsumexp."""
 BEFORE_GRADIENTS = ("trunk", "head")
 MOMENTS = (*BEFORE_GRADIENTS, "head backward", "last layer", "first layer")
 """Of a pass, in their order: forward through the layers; what follows, until the first gradient of a parameter exists; from there until

@@ -1,16 +1,18 @@
-"""Attention over packed segments whose responses share their prompt (`packing.py`), on scaled_dot_product_attention.
+"""Attention over packed segments whose responses share their prompt (`packing.py`).
 
-Registered with transformers under `NAME`, so any model that uses its attention interface runs packed. The prompt's keys and values are
+Registered with transformers under `NAMES`, so any model that uses its attention interface runs packed. The prompt's keys and values are
 computed once per group and their gradients add up over the responses, as if each response had had its own copy.
 
-Layers that see only near tokens get a mask per segment (`reach.py`). Soft caps and sinks change the softmax itself, for which
-scaled_dot_product_attention has no argument: such layers make the table of scores (`scores.py`).
+Two ways compute a layer: scaled_dot_product_attention, segment by segment, and on CUDA one call for all (`varlen.py`) where its kernel
+takes the layer. For the first, layers that see only near tokens get a mask per segment (`reach.py`). Soft caps and sinks change the
+softmax itself, for which neither has an argument: such layers make the table of scores (`scores.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -22,8 +24,10 @@ from hybrid.errors import NotExact
 from hybrid.roles.packing import Segment
 from hybrid.roles.reach import Reach, own_mask, reach_of_mask, segment_mask
 from hybrid.roles.scores import attend_by_scores
+from hybrid.roles.varlen import Pieces, attend_varlen, pieces_of, takes
 
-NAME = "hybrid_packed"
+NAMES = {"sdpa": "hybrid_packed", "varlen": "hybrid_packed_varlen"}
+"""model.attention -> its name in transformers; all share prompts."""
 
 ONE_CALL_TOKENS = 512
 """Up to this length a segment is one masked call; beyond it the masked-out half would cost more than extra calls."""
@@ -35,7 +39,7 @@ _ran: list[set[int]] = []
 """Innermost last: the modules whose attention ran packed, by id."""
 _planned_device: list[str] = []
 """The device that a pass is planned for, while it is traced on another."""
-RECORDED = {NAME}
+RECORDED = set(NAMES.values())
 """Attention functions that call `record`."""
 
 
@@ -65,6 +69,12 @@ def planned_for(device: str) -> Iterator[None]:
         _planned_device.pop()
 
 
+def layout(name: str, segments: list[Segment], device: torch.device) -> dict[str, Any]:
+    """Arguments of a model whose attention is registered under `name`: who is packed with whom."""
+    pieces = {"packed_pieces": pieces_of(segments, device)} if name == NAMES["varlen"] else {}
+    return {"packed_segments": segments, **pieces}
+
+
 def packed_attention(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -75,6 +85,7 @@ def packed_attention(
     dropout: float = 0.0,
     *,
     packed_segments: list[Segment] | None = None,
+    packed_pieces: Pieces | None = None,
     **kwargs,
 ) -> tuple[torch.Tensor, None]:
     """`query` 1 x heads x N x D, `key` 1 x kv_heads x N x D and `value` 1 x kv_heads x N x E; returns 1 x N x heads x E.
@@ -92,6 +103,10 @@ def packed_attention(
     by_scores = softcap is not None or sinks is not None
     if by_scores and (_planned_device[-1] if _planned_device else query.device.type) == "cuda":
         raise NotExact(scores_on_cuda("soft caps" if softcap is not None else "sinks"))
+    if packed_pieces is not None and not by_scores:
+        cut_reach = reach if reach and reach.cuts(longest) else None
+        if takes(query, key, value, dropout, cut_reach):
+            return attend_varlen(query, key, value, packed_pieces, cut_reach, scaling).contiguous(), None
     repeats = query.shape[1] // key.shape[1]
     key, value = (t.repeat_interleave(repeats, dim=1) if repeats > 1 else t for t in (key, value))
     # Cut by `split`, whose gradient is one concatenation; that of a slice is as long as the whole batch, for every slice.
@@ -137,5 +152,6 @@ def _call_per_response(attend, query, key, value, segment: Segment, reach: Reach
     return torch.cat(outputs, dim=2)
 
 
-AttentionInterface.register(NAME, packed_attention)
-AttentionMaskInterface.register(NAME, reach_of_mask)
+for _name in NAMES.values():
+    AttentionInterface.register(_name, packed_attention)
+    AttentionMaskInterface.register(_name, reach_of_mask)

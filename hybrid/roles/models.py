@@ -22,6 +22,7 @@ from hybrid.roles.apart import check_apart, check_ran
 from hybrid.roles.dropout import QuietInTraining
 from hybrid.roles.head import trunk_of, whole_head
 from hybrid.roles.packing import PackedBatch
+from hybrid.roles.varlen import check_alignment
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class ModelOptions:
     path: str
     dtype: torch.dtype
     attention: str
-    """sdpa (packed, prompts shared) or flash_attention_2 (packed, one response per segment)."""
+    """sdpa or varlen (packed, prompts shared), or flash_attention_2 (packed, one response per segment)."""
     gradient_checkpointing: bool = False
     trust_remote_code: bool = False
     dropout: bool = False
@@ -41,7 +42,7 @@ class ModelOptions:
 
     @property
     def share_prompts(self) -> bool:
-        return self.attention == "sdpa"
+        return self.attention in attention.NAMES
 
 
 class PolicyModel(QuietInTraining):
@@ -104,12 +105,15 @@ class ValueModel(QuietInTraining):
 
 def _hidden(trunk: nn.Module, batch: PackedBatch) -> torch.Tensor:
     """N x H last hidden states. Raises `NotExact` for a layer that did not keep the segments apart."""
-    shares_prompts = trunk.config._attn_implementation == attention.NAME
-    layout = {"packed_segments": batch.segments} if shares_prompts else batch.varlen_kwargs()
+    name = trunk.config._attn_implementation
+    shares_prompts = name in attention.NAMES.values()
+    layout = (
+        attention.layout(name, batch.segments, batch.input_ids_N.device) if shares_prompts else batch.varlen_kwargs()
+    )
     ids, positions = batch.input_ids_N[None], batch.position_ids_N[None]
     with attention.modules_that_ran() as ran:
         out = trunk(input_ids=ids, position_ids=positions, use_cache=False, **layout)
-    if trunk.config._attn_implementation in attention.RECORDED:
+    if name in attention.RECORDED:
         check_ran(trunk, ran)
     return out.last_hidden_state[0]
 
@@ -171,7 +175,9 @@ def _config(options: ModelOptions) -> PretrainedConfig:
 
 def _load(auto: type, options: ModelOptions, device: torch.device | None = None) -> nn.Module:
     config = _config(options)
-    implementation = attention.NAME if options.attention == "sdpa" else options.attention
+    implementation = attention.NAMES.get(options.attention, options.attention)
+    if options.attention == "varlen" and torch.cuda.is_available():
+        check_alignment("cuda", options.dtype)
     model, found = auto.from_pretrained(
         options.path,
         config=config,

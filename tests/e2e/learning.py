@@ -48,7 +48,7 @@ def _model(seed: int) -> LlamaForCausalLM:
         num_attention_heads=2,
         num_key_value_heads=2,
         tie_word_embeddings=False,
-        attn_implementation=attention.NAME,
+        attn_implementation=attention.NAMES["sdpa"],
     )
     return LlamaForCausalLM(config)
 

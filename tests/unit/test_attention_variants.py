@@ -12,11 +12,12 @@ from hybrid.algorithms import logprobs
 from hybrid.data.batches import Lengths
 from hybrid.errors import ConfigError, NotExact
 from hybrid.planning.passes import packed_pass
-from hybrid.roles import attention, scores
+from hybrid.roles import attention, scores, varlen
 from hybrid.roles.models import PolicyModel
 from hybrid.roles.packing import Row, pack
 from hybrid.roles.reach import Reach
 from tests.architecture_checks import plain_logprobs, tokens
+from tests.varlen_reference import varlen_reference
 
 BASE = {
     "vocab_size": 96,
@@ -86,17 +87,19 @@ def run(model, of_rows):
     return of_rows.detach(), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
-@pytest.mark.parametrize("blocks", [False, True], ids=["one_call", "per_response"])
+@pytest.mark.parametrize("way", ["one_call", "per_response", "varlen"])
 @pytest.mark.parametrize("name", VARIANTS)
-def test_c13_packed_rows_are_those_of_eager_transformers(name, blocks, monkeypatch):
-    if blocks:
+def test_c13_packed_rows_are_those_of_eager_transformers(name, way, monkeypatch):
+    monkeypatch.setattr(varlen, "varlen_attn", varlen_reference)
+    monkeypatch.setattr(varlen, "DTYPES", (torch.float32,))
+    if way == "per_response":
         monkeypatch.setattr(attention, "ONE_CALL_TOKENS", 0)
         monkeypatch.setattr(scores, "BLOCK_QUERIES", 4)
         monkeypatch.setattr(logprobs, "CHUNK_BYTES", 4 * 96 * 5)  # five tokens
     kind, fields, without = VARIANTS[name]
     plain = make(kind, fields)
     packed = copy.deepcopy(plain)
-    packed.set_attn_implementation(attention.NAME)
+    packed.set_attn_implementation(attention.NAMES["varlen" if way == "varlen" else "sdpa"])
     theirs, their_gradient = run(plain, plain_logprobs(plain, ROWS))
     ours, our_gradient = run(packed, PolicyModel(packed).train()(pack(ROWS, True), 1.0)[0])
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
@@ -114,7 +117,7 @@ def test_temperature_and_entropy_are_of_the_models_logits(name):
     kind, fields, _ = VARIANTS[name]
     plain = make(kind, fields)
     packed = copy.deepcopy(plain)
-    packed.set_attn_implementation(attention.NAME)
+    packed.set_attn_implementation(attention.NAMES["sdpa"])
     ours, entropies = PolicyModel(packed)(pack(ROWS[:1], True), 0.7, with_entropy=True)
     row = ROWS[0]
     ids = torch.tensor([row.prompt + row.response])

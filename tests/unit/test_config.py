@@ -180,12 +180,12 @@ def test_resolve_leaves_no_auto_and_reads_back_as_the_same_run(profile, tmp_path
 def test_auto_follows_the_device(profile, monkeypatch):
     monkeypatch.setattr(machine, "visible_gpus", lambda: 4)
     monkeypatch.setattr(machine, "gpu_bytes", lambda: 80 * 2**30)
-    monkeypatch.setattr(machine, "has_flash_attention", lambda: True)
+    monkeypatch.setattr(machine, "gpu_has_bf16", lambda: True)
     wanted = ["cluster.device=auto", "cluster.gpus_per_node=auto", "rollout.tensor_parallel_size=2"]
     cfg = resolve(load_run(profile, wanted))
     assert (cfg.cluster.device, cfg.cluster.gpus_per_node, cfg.rollout.engines) == ("cuda", 4, 2)
     assert (cfg.model.attention, cfg.memory.tier, cfg.memory.device_bytes) == (
-        "flash_attention_2",
+        "varlen",
         "pinned",
         int(0.95 * 80 * 2**30),
     )

@@ -54,6 +54,8 @@ from tests.unit.config_profile import PROFILE, refusal
         (["reward.source_field=source", "reward.source_weights={a: 2}"], "a factor common to them cancels"),
         (["model.attention=flash_attention_2", "model.dtype=bfloat16"], "flash_attention_2 with cluster.device cpu"),
         (["cluster.device=cuda", "model.attention=flash_attention_2", "model.dtype=float32"], "model.dtype float32"),
+        (["model.attention=varlen", "model.dtype=bfloat16"], "varlen with cluster.device cpu"),
+        (["cluster.device=cuda", "model.attention=varlen", "model.dtype=float32"], "varlen with model.dtype float32"),
         (["memory.tier=pinned"], "memory.tier pinned"),
         (["rollout.min_new_tokens=17"], "min_new_tokens 17"),
         (["logging.profile=99"], "logging.profile 99 is more than train.steps"),

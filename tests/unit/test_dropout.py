@@ -90,7 +90,7 @@ ROWS = [Row(0, [5, 6, 7], [8, 9, 10, 11]), Row(0, [5, 6, 7], [12, 13]), Row(1, [
 
 def test_c07_the_first_update_has_ratios_of_one():
     """Two updates on a rollout at learning rate 0: old log-probs from the pass before, new ones from training."""
-    policy, batch = PolicyModel(make("phi3", attention.NAME)), pack(ROWS, True)
+    policy, batch = PolicyModel(make("phi3", attention.NAMES["sdpa"])), pack(ROWS, True)
     with torch.no_grad():
         old = policy.eval()(batch, 1.0)[0].split(batch.row_lengths)
     rows = [PolicyRow(row, torch.ones(len(o)), o, o) for row, o in zip(ROWS, old, strict=True)]

@@ -29,7 +29,7 @@ def eos90() -> PolicyModel:
         intermediate_size=8,
         num_hidden_layers=1,
         num_attention_heads=1,
-        attn_implementation=attention.NAME,
+        attn_implementation=attention.NAMES["sdpa"],
     )
     hf = LlamaForCausalLM(config)
     hf.lm_head = nn.Linear(8, VOCABULARY)

@@ -34,7 +34,7 @@ def model():
 
 def packed_logprobs(model, rows, share):
     batch = pack(rows, share)
-    model.set_attn_implementation(attention.NAME)
+    model.set_attn_implementation(attention.NAMES["sdpa"])
     hidden = model.model(
         input_ids=batch.input_ids_N[None],
         position_ids=batch.position_ids_N[None],
