@@ -5,7 +5,7 @@
 #   bash launch/install.sh [cpu|gpu|auto] [--test]
 #
 # auto (the default) takes gpu where the driver lists a GPU. --test adds what the tests need. pip's own settings hold (pip.conf, PIP_*).
-# PYTHON names the interpreter to make .venv with; HYBRID_EXTRA=cpu|gpu decides for auto; HYBRID_FLASH_ATTN=0 leaves flash-attn out.
+# PYTHON names the interpreter to make .venv with; HYBRID_EXTRA=cpu|gpu decides for auto; HYBRID_FLASH_ATTN=1 adds flash-attn.
 [ -n "${BASH_VERSION:-}" ] || { echo "error: $0 is a bash script: run it with bash: bash $0" >&2; exit 2; }
 set -u
 # shellcheck source=launch/lib.sh
@@ -211,13 +211,14 @@ explain_pip_failure() { # extra
     fail "hybrid[$1] was not installed; the whole of pip's output is in $LOG. A call after a passing trouble (network) goes on from here"
 }
 
-# Optional: without it attention uses PyTorch's SDPA. Its build needs the torch that is installed, so it comes last and by itself.
+# Only on demand: torch has a flash kernel of its own, and only models with soft caps (attn_logit_softcapping) need the package. Its build
+# needs a CUDA toolkit and the torch that is installed, so it comes last and by itself.
 install_flash_attn() { # python
-    [[ "${HYBRID_FLASH_ATTN:-1}" == 0 ]] && return
+    [[ "${HYBRID_FLASH_ATTN:-0}" == 1 ]] || return 0
     say "installing flash-attn: quick where a built wheel fits, else it compiles for up to $((FLASH_LIMIT_SECONDS / 60)) minutes"
     if ! MAX_JOBS="${MAX_JOBS:-$(build_jobs)}" LIMIT="$FLASH_LIMIT_SECONDS" logged "pip install flash-attn" \
         "$1" -m pip install --no-build-isolation "${CHECKOUT}[flash]"; then
-        warn "flash-attn was not installed (log: $LOG): attention will use PyTorch's SDPA, which is slower on long sequences." \
+        warn "flash-attn was not installed (log: $LOG): models with soft caps (attn_logit_softcapping) do not train without it." \
             "To try again: $1 -m pip install --no-build-isolation flash-attn"
     fi
 }

