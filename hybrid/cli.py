@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import traceback
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 import hybrid
 from hybrid.config import SECTIONS, RunConfig, check_start, dump, load_run, placement, resolve
 from hybrid.config.violations import describe, section_class
-from hybrid.errors import ConfigError, DataError, HybridError
+from hybrid.exits import errors_for_people
 from hybrid.leftovers import keep_caches
 from hybrid.text import escape_output, use_utf8
 
@@ -94,7 +93,7 @@ def train(
     metrics.jsonl, memory.jsonl, samples.jsonl, logs, and the model at the end.
     Ends with 0 when trained, 2 for a mistake in the profile or the data, 1 for other errors, 130 or 143 when interrupted.
     """
-    with _errors_for_people():
+    with errors_for_people():
         cfg = load_run(profile, overrides or [])
         check_start(cfg)
         resolved = resolve(cfg)
@@ -146,7 +145,7 @@ def plan(
 
     Ends with 0 when it fits, with 2 when not or for a mistake in the profile.
     """
-    with _errors_for_people():
+    with errors_for_people():
         from hybrid.planning.command import plan_command
 
         machine = {"gpu": gpu, "nodes": nodes, "gpus_per_node": gpus_per_node}
@@ -173,7 +172,7 @@ def report(
 
     Bytes by tenant over a step and over the run, predicted beside measured, what moving cost, what processes keep, and advice.
     """
-    with _errors_for_people():
+    with errors_for_people():
         from hybrid.reports.markdown import short_form
         from hybrid.reports.read import find_run
         from hybrid.reports.write import write_report
@@ -182,39 +181,34 @@ def report(
         print(f"{short_form(doc)}\n\nwritten: {page} and {twin}")
 
 
-@contextmanager
-def _errors_for_people() -> Iterator[None]:
-    """Errors of ours become one message and an exit code; SIGTERM ends a run like Ctrl-C does, through every `finally`."""
-    received: list[int] = []  # what is raised may lose the number on its way through Ray, or arrive as a SystemExit
+@app.command()
+def doctor(
+    gpu: Annotated[
+        bool, typer.Option("--gpu", help="Run checks on the GPUs, 5 to 30 minutes; they should be free.")
+    ] = False,
+    part: Annotated[
+        Literal["core", "full", "all"],
+        typer.Option(help="With --gpu: core needs torch and DeepSpeed, full also vLLM and Ray."),
+    ] = "all",
+    out: Annotated[Path, typer.Option(help="With --gpu: the JSON file with all figures.")] = Path("hybrid-doctor.json"),
+) -> None:
+    """Say what of this machine is right for a run and what is not; with --gpu also prove on its GPUs what plans and tests assume.
 
-    def interrupt(signum, frame) -> None:
-        received.append(signum)
-        raise KeyboardInterrupt
+    Ends with 0 when nothing is wrong, with 1 when something is, with 2 where --gpu finds no GPU that torch can use.
+    """
+    with errors_for_people():
+        if gpu:
+            from hybrid.doctor.command import gpu_doctor
 
-    for name in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(name) is not signal.SIG_IGN:  # nohup asks to be left alone
-            signal.signal(name, interrupt)
-    try:
-        _require_folder()
-        yield
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes at its end
-        raise typer.Exit(128 + signal.SIGPIPE) from None
-    except (Exception, KeyboardInterrupt, SystemExit) as error:
-        if isinstance(error, SystemExit) and error.code == signal.SIGTERM:
-            received.append(signal.SIGTERM)  # while Ray starts, its own handler exits with the signal's number
-        if received or isinstance(error, KeyboardInterrupt):  # what failed after a signal failed for it
-            for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                signal.signal(name, signal.SIG_IGN)
-            print("interrupted", file=sys.stderr, flush=True)
-            raise typer.Exit(128 + (received or [signal.SIGINT])[0]) from None
-        if isinstance(error, SystemExit):  # whatever its status: the command did not come to its end
-            error = HybridError(f"{_place(error)}: code that hybrid called ended the program ({error!r}). Correct it.")
-        if not isinstance(error, HybridError):
-            raise
-        said = f"error: {error}"  # printed, as typer's echo writes UTF-8 to terminals that do not read it
-        print(typer.style(said, fg="red") if sys.stderr.isatty() else said, file=sys.stderr, flush=True)
-        raise typer.Exit(2 if isinstance(error, ConfigError | DataError) else 1) from error
+            code = gpu_doctor(part, out)
+        else:
+            from hybrid.doctor.surroundings import look_around
+
+            code = 0
+            for word, name, said in look_around():
+                print(f"{word}  {name:14} {said}", flush=True)
+                code |= int(word == "FAIL")
+    raise typer.Exit(code)
 
 
 def _check_surroundings(cfg: RunConfig) -> None:
@@ -225,24 +219,6 @@ def _check_surroundings(cfg: RunConfig) -> None:
     check_surroundings(cfg.cluster.address, device=cfg.cluster.device)
     if cfg.cluster.address is not None:
         find_cluster(cfg.cluster.address)
-
-
-def _require_folder() -> None:
-    """Raise `ConfigError` where the working directory is gone or closed to us: relative paths, and Ray, need one."""
-    try:
-        folder = os.getcwd()
-    except OSError as error:
-        raise ConfigError(
-            f"hybrid: the working directory does not exist any more ({error.strerror}). Change to a folder that exists: cd ~."
-        ) from error
-    if not os.access(folder, os.R_OK | os.X_OK):
-        raise ConfigError(f"hybrid: the working directory {folder} may not be read. Change to a folder of yours: cd ~.")
-
-
-def _place(error: BaseException) -> str:
-    """`file:line` where it was raised."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "hybrid"
 
 
 def _show(cfg: RunConfig) -> None:

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 SLICE = "MIG-"
 """How the name of a part of a GPU begins (Multi-Instance GPU)."""
+
+DRIVER_FILES = ("/dev/nvidiactl", "/dev/dxg")
+"""One of them exists where there is a CUDA driver: on Linux, and on Linux under Windows."""
+
+
+def has_driver() -> bool:
+    return any(Path(device).exists() for device in DRIVER_FILES)
 
 
 def visible_devices(environ: Mapping[str, str] = os.environ) -> list[str] | None:

@@ -11,16 +11,13 @@ from typing import Any
 
 from hybrid.config import cgroups
 from hybrid.files import nearest_there
-from hybrid.gpus import SLICE, visible_devices
-
-DRIVER_FILES = ("/dev/nvidiactl", "/dev/dxg")
-"""One of them exists where there is a CUDA driver: on Linux, and on Linux under Windows."""
+from hybrid.gpus import SLICE, has_driver, visible_devices
 
 
 @cache
 def visible_gpus() -> int:
     """CUDA devices that this process sees; no CUDA context is made. Without a driver torch (seconds to import) is not asked."""
-    if not any(Path(device).exists() for device in DRIVER_FILES):
+    if not has_driver():
         return 0
     import torch
 

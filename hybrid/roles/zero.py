@@ -16,7 +16,6 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 from torch import nn
-from transformers.integrations import HfDeepSpeedConfig
 
 from hybrid.memory.tenants import NamedStorage
 from hybrid.roles.inventory import inventory
@@ -92,6 +91,10 @@ def load_partitioned(stage: int, dtype: torch.dtype, load: Callable[[], nn.Modul
     """`load()`, with every parameter partitioned as it is read when the stage is 3: no rank ever holds the whole model."""
     if stage < 3:
         return load()
+    from transformers.integrations import (
+        HfDeepSpeedConfig,  # not at the top: the doctor's checks run without transformers
+    )
+
     keep_alive = HfDeepSpeedConfig(deepspeed_config(stage, dtype))  # transformers looks it up through a weak reference
     model = load()
     del keep_alive
