@@ -12,6 +12,11 @@ import psutil
 ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 """torch's CUDA allocator reads the first that is set, vLLM and the rest of torch the second: both always say the same."""
 EXPANDABLE = "expandable_segments"
+PINNED_CACHED = "pinned_max_cached_size_mb"
+PINNED_CACHED_MIB = 64
+"""Pinned host memory of at most so many MiB is rounded up to a power of two and kept for reuse. Beyond, torch takes exactly what was asked
+for: 9 GiB of DeepSpeed's masters would else lock 16. `pinned_max_round_threshold_mb` alone does not do: torch's free lists hold a power of
+two each and give out any block of theirs, also one that is too small."""
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 HEARTBEAT = "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"
 HEARTBEAT_S = 1800
@@ -40,7 +45,7 @@ def process_environment(
     if place.device == "cuda":
         # Ray sets it too, but not where the user's RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES forbids it: all would share a GPU.
         variables |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": place.gpu_id}
-        variables |= dict.fromkeys(ALLOCATOR, allocator_settings(environ, expandable=place.role not in FIXED))
+        variables |= dict.fromkeys(ALLOCATOR, allocator_settings(environ, place.role))
         variables |= {} if environ.get(HEARTBEAT) else {HEARTBEAT: str(HEARTBEAT_S)}
     if place.several_nodes:
         name = interface_of(address, psutil.net_if_addrs() if interfaces is None else interfaces)
@@ -50,16 +55,18 @@ def process_environment(
     return variables
 
 
-def allocator_settings(environ: Mapping[str, str], expandable: bool) -> str:
-    """The user's settings of torch's allocator with `expandable_segments` as this process needs it; the others stay.
+def allocator_settings(environ: Mapping[str, str], role: str) -> str:
+    """The user's settings of torch's allocator with `expandable_segments` as the process of `role` needs it; the others stay.
 
     Expandable segments let memory that is cut up by small tensors go back to the driver. CUDA IPC of such memory fails in containers, and
-    vLLM's sleep mode does not work with it.
+    vLLM's sleep mode does not work with it. Roles pin large tensors, and pin them exactly unless the user has said otherwise.
     """
     given = next((environ[name] for name in ALLOCATOR if environ.get(name)), "")
     settings = [each.strip() for each in _split(given)]
     kept = [each for each in settings if each and each.partition(":")[0].strip() != EXPANDABLE]
-    return ",".join([*kept, f"{EXPANDABLE}:{expandable}"])
+    if role != "rollout" and not any(each.partition(":")[0].strip() == PINNED_CACHED for each in kept):
+        kept.append(f"{PINNED_CACHED}:{PINNED_CACHED_MIB}")
+    return ",".join([*kept, f"{EXPANDABLE}:{role not in FIXED}"])
 
 
 def allocator_problems(environ: Mapping[str, str]) -> Iterator[str]:

@@ -34,14 +34,24 @@ def allocator(*args, **kwargs):
 @pytest.mark.parametrize("name", ALLOCATOR)
 @pytest.mark.parametrize("role", ["actor", "rollout", "critic", "reference", "reward"])
 def test_only_roles_that_export_nothing_have_expandable_segments(role, name, expandable):
-    wanted = f"{OTHERS},expandable_segments:{role not in ('actor', 'rollout')}"
+    pinned = "" if role == "rollout" else ",pinned_max_cached_size_mb:64"
+    wanted = f"{OTHERS}{pinned},expandable_segments:{role not in ('actor', 'rollout')}"
     given = {name: GIVEN.replace("True", str(expandable))}
     assert allocator(role, environ=given) == dict.fromkeys(ALLOCATOR, wanted)
 
 
-def test_without_settings_of_the_user_there_is_one():
-    assert allocator("actor") == dict.fromkeys(ALLOCATOR, "expandable_segments:False")
-    assert allocator("critic", environ={ALLOCATOR[0]: ""}) == dict.fromkeys(ALLOCATOR, "expandable_segments:True")
+def test_without_settings_of_the_user_there_are_ours():
+    exact = "pinned_max_cached_size_mb:64"
+    assert allocator("actor") == dict.fromkeys(ALLOCATOR, f"{exact},expandable_segments:False")
+    assert allocator("critic", environ={ALLOCATOR[0]: ""}) == dict.fromkeys(
+        ALLOCATOR, f"{exact},expandable_segments:True"
+    )
+    assert allocator("rollout") == dict.fromkeys(ALLOCATOR, "expandable_segments:False")
+
+
+def test_a_bound_of_the_user_for_cached_pinned_memory_stays():
+    given = {ALLOCATOR[0]: "pinned_max_cached_size_mb : 8"}
+    assert allocator("critic", environ=given)[ALLOCATOR[0]] == "pinned_max_cached_size_mb : 8,expandable_segments:True"
 
 
 def test_torch_reads_what_we_set_and_prefers_the_first_of_the_two():
