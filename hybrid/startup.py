@@ -128,10 +128,11 @@ def _load_arguments(cfg: RunConfig, role: str) -> tuple:
         seed=cfg.train.seed,
     )
     if role == "reference":
-        return options, section.zero_stage
+        return options, section.zero_stage, cfg.train.overlap_comm
     adamw = section.betas, section.eps, section.weight_decay
     on_cpu = section.optimizer == "cpu"
-    return options, ZeroOptions(section.zero_stage, dtype, *adamw, section.max_grad_norm, on_cpu)
+    overlap = cfg.train.overlap_comm
+    return options, ZeroOptions(section.zero_stage, dtype, *adamw, section.max_grad_norm, on_cpu, overlap)
 
 
 def _source(cfg: RunConfig, path: str) -> str:

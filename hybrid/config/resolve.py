@@ -55,7 +55,7 @@ def resolve(cfg: RunConfig, run_dir: Path | None = None) -> RunConfig:
         path = model_source(cfg, reference.path) if reference.path else cfg.model.path
         cfg = cfg.model_copy(update={"reference": reference.model_copy(update={"path": path})})
     cfg = _update(cfg, train={"prompts_per_update": cfg.train.prompts_per_update or cfg.train.prompts_per_step})
-    cfg = _update(cfg, train={"micro_batch_tokens": _micro_batch_tokens(cfg)})
+    cfg = _update(cfg, train={"micro_batch_tokens": _micro_batch_tokens(cfg), "overlap_comm": _overlap_comm(cfg)})
     cfg = _update(cfg, rollout=_rollout(cfg))
     if cfg.rollout.kv_cache == "auto":
         cfg = _update(cfg, rollout={"kv_cache": _kv_cache(cfg)})
@@ -158,6 +158,12 @@ def _micro_batch_tokens(cfg: RunConfig) -> int:
     sequences = -(-cfg.train.prompts_per_update * cfg.rollout.samples_per_prompt // max(1, cfg.world_size))
     useful = min(MICRO_BATCH_TOKENS[cfg.cluster.device], sequences * cfg.max_sequence_tokens)
     return max(useful, cfg.max_sequence_tokens)
+
+
+def _overlap_comm(cfg: RunConfig) -> bool:
+    """On CPU there are no streams, and with one GPU nothing is exchanged."""
+    given = cfg.train.overlap_comm
+    return cfg.cluster.device == "cuda" and cfg.world_size > 1 if given == "auto" else given
 
 
 def _optimizer(role: TrainedRole) -> str:

@@ -182,6 +182,10 @@ class Train(Section):
     """Tokens, prompt and response, of one forward/backward pass on one rank. Bounds the memory of activations; changes
     no result. `auto`: 16384, on cpu 4096, or less where that lets the run fit or move less; never less than the longest
     sequence."""
+    overlap_comm: bool | Auto = "auto"
+    """Exchange gradients (zero_stage 2 and 3) and gather weights (3) on a CUDA stream of their own while the GPU computes; a
+    second bucket of gradients in stage 2, and copies that live longer, are the price. `auto`: true on cuda with several
+    GPUs. A 7B model in stage 2 exchanges 15 GB with every micro-batch, which otherwise waits."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     """Seed of sampling, shuffling and initial value head."""
     max_skipped_steps: Positive = 3

@@ -200,7 +200,8 @@ class _Run:
         model = self.model(role)
         cut = partition(model, self.cfg.world_size, section.zero_stage, section.weight_decay > 0)
         traced, device = self._pass(role, work, backward=True), self.cfg.cluster.device
-        return train_parts(traced, model, cut, self.element, work.micro_batches, device, self._offloaded(role))
+        offloaded, overlap = self._offloaded(role), self.cfg.train.overlap_comm
+        return train_parts(traced, model, cut, self.element, work.micro_batches, device, offloaded, overlap)
 
     def _pass(self, role: str, work: Workload, backward: bool) -> Trace:
         checkpointing = self.cfg.model.gradient_checkpointing and role in ("actor", "critic")

@@ -63,8 +63,10 @@ def train_parts(
     micro_batches: int,
     device: str,
     on_cpu: bool = False,
+    overlap_comm: bool = False,
 ) -> Parts:
-    """One optimizer step over `micro_batches` passes, besides the role's tenants. `on_cpu`: the optimizer is in host memory."""
+    """One optimizer step over `micro_batches` passes, besides the role's tenants. `on_cpu`: the optimizer is in host memory.
+    `overlap_comm`: gradients are reduced while the next ones are computed."""
     gathered, ahead = gathered_bytes(model, p.stage, element_bytes, device)
     # Half-way through the layers buffers are on their way as in a pass without gradients; of what is kept for backward half is there.
     half_way = {"activations": trace.held // 2, "gathered parameters": gathered + ahead} if p.stage == 3 else {}
@@ -76,6 +78,8 @@ def train_parts(
     for name in trace.highest:
         gradients = trace.growing[name] - trace.highest[name] if arriving and micro_batches == 1 else 0
         extra = {"gradients": gradients + _kept(p, element_bytes, name, micro_batches, arriving)}
+        if name not in BEFORE_GRADIENTS:
+            extra["reduction"] = 0
         moments.append(_moment(trace, name, extra, gathered, prefetch))
     if p.stage == 2 and p.whole > p.bucket:
         moments.append(_first_reduction(trace, model, p, element_bytes, micro_batches))
@@ -90,7 +94,25 @@ def train_parts(
     after = _without_activations(model, p, element_bytes, micro_batches, arriving)
     if p.stage == 1 and device == "cpu":
         after.append({"optimizer step": p.whole * element_bytes})  # gloo gathers the new weights in a copy
-    return peak([half_way, *moments, *after])
+    moments = [half_way, *moments, *after]
+    if overlap_comm and p.stage >= 2:
+        moments = [_overlapped(m, model, p, element_bytes, micro_batches) if "reduction" in m else m for m in moments]
+    return peak(moments)
+
+
+def _overlapped(parts: Parts, model: ModelShapes, p: Partition, e: int, micro_batches: int) -> Parts:
+    """`parts` while a reduction is on its way: stage 2 fills a second bucket meanwhile, and copies that the reduction makes lie in memory
+    of its own stream, which the pass cannot use in between."""
+    bucket = p.bucket * e if p.stage == 2 else 0
+    on_its_way = 0
+    if p.whole > p.bucket and p.stage == 2:
+        on_its_way = _reduction_of_stage_2(max(model.sizes[1:]), p, e, micro_batches)["reduction"]
+    elif p.whole > p.bucket:
+        on_its_way = p.bucket * e + (p.bucket * p.share // p.whole * SUM_BYTES if e < SUM_BYTES else 0)
+    return parts | {
+        "gradients": parts.get("gradients", 0) + bucket,
+        "reduction": max(parts["reduction"], on_its_way),
+    }
 
 
 def _moment(trace: Trace, name: str, extra: Parts, gathered: int, prefetch: int) -> Parts:

@@ -36,12 +36,12 @@ class ReferenceWorker(PolicyForward):
 
     read_only = True
 
-    def load(self, options: ModelOptions, stage: int) -> dict[str, int]:
+    def load(self, options: ModelOptions, stage: int, overlap_comm: bool = False) -> dict[str, int]:
         """Load and return the bytes of each part."""
         self.share_prompts = options.share_prompts
         device = self.device if stage < 3 else None
         policy = load_partitioned(stage, options.dtype, lambda: load_policy(options, device))
-        self.model = FrozenModel(policy.to(device) if device else policy, stage, options.dtype)
+        self.model = FrozenModel(policy.to(device) if device else policy, stage, options.dtype, overlap_comm)
         return self.settle()
 
 

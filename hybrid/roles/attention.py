@@ -106,7 +106,8 @@ def packed_attention(
     if packed_pieces is not None and not by_scores:
         cut_reach = reach if reach and reach.cuts(longest) else None
         if takes(query, key, value, dropout, cut_reach):
-            return attend_varlen(query, key, value, packed_pieces, cut_reach, scaling).contiguous(), None
+            window = cut_reach.size if cut_reach else None
+            return attend_varlen(query, key, value, packed_pieces, window, scaling).contiguous(), None
     repeats = query.shape[1] // key.shape[1]
     key, value = (t.repeat_interleave(repeats, dim=1) if repeats > 1 else t for t in (key, value))
     # Cut by `split`, whose gradient is one concatenation; that of a slice is as long as the whole batch, for every slice.

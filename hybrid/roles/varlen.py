@@ -89,11 +89,11 @@ def attend_varlen(
     key: torch.Tensor,
     value: torch.Tensor,
     pieces: Pieces,
-    reach: Reach | None,
+    window: int | None,
     scale: float | None,
 ) -> torch.Tensor:
     """`query` 1 x heads x N x D, `key` 1 x kv_heads x N x D and `value` 1 x kv_heads x N x E with E <= D; returns 1 x N x heads x E.
-    `reach`: None, or a window that is shorter than some sequence."""
+    `window`: tokens that a token sees, itself among them; None: all before it."""
     by_token = (t[0].transpose(0, 1) for t in (query, key, value))
     query_NHD, key_KHD, value_KHE = (t if t.stride(-1) == 1 else t.contiguous() for t in by_token)
     if pieces.keys_K is not None:
@@ -108,7 +108,7 @@ def attend_varlen(
         pieces.longest_q,
         pieces.longest_k,
         scale=scale,
-        window_size=(-1 if reach is None else reach.size - 1, 0),  # tokens before and after the query's own
+        window_size=(-1 if window is None else window - 1, 0),  # tokens before and after the query's own
         enable_gqa=query.shape[1] != key.shape[1],
     )
     return out_NHD[None, ..., :own]

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch
 
 from hybrid.roles.packing import Segment
-from hybrid.roles.reach import Reach
 from hybrid.roles.varlen import attend_varlen, pieces_of
 
 SEGMENTS = (Segment(0, 37, (1, 64, 130, 0)), Segment(232, 150, (77,)), Segment(459, 1, (3, 9)))
@@ -49,10 +48,9 @@ def difference(case: Case, device: torch.device | str, dtype: torch.dtype = torc
     shapes = ((case.heads, case.size), (case.kv_heads, case.size), (case.kv_heads, case.value_size))
     given = [torch.randn(1, heads, TOKENS, size, generator=generator).to(dtype) for heads, size in shapes]
     weights = torch.randn(1, TOKENS, case.heads, case.value_size, generator=generator).to(dtype)
-    reach = None if case.window is None else Reach(case.window)
 
     ours = [t.to(device, copy=True).requires_grad_() for t in given]
-    out = attend_varlen(*ours, pieces_of(SEGMENTS, device), reach, None)
+    out = attend_varlen(*ours, pieces_of(SEGMENTS, device), case.window, None)
     out.backward(weights.to(device))
     exact = [t.to(torch.float64, copy=True).requires_grad_() for t in given]
     wanted = _attention(*exact, _seen(case.window))

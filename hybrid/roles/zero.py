@@ -32,7 +32,7 @@ PREFETCH_ELEMENTS = {"cuda": 50_000_000, "cpu": 0}
 @dataclass(frozen=True)
 class ZeroOptions:
     """How DeepSpeed partitions a trained role and how AdamW steps it. `optimizer_on_cpu`: masters and moments live in host memory and are
-    stepped there (ZeRO-Offload, Ren et al. 2021), stages 1 to 3."""
+    stepped there (ZeRO-Offload, Ren et al. 2021), stages 1 to 3. `overlap_comm`: see train.overlap_comm."""
 
     stage: int
     dtype: torch.dtype
@@ -41,6 +41,7 @@ class ZeroOptions:
     weight_decay: float
     max_grad_norm: float
     optimizer_on_cpu: bool = False
+    overlap_comm: bool = False
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ def deepspeed_config(
     max_grad_norm: float = 0.0,
     bucket_elements: int = LARGEST_BUCKET,
     optimizer_on_cpu: bool = False,
+    overlap_comm: bool = False,
 ) -> dict:
     """The DeepSpeed configuration of a role; micro-batches and their boundaries are ours, so both batch sizes are 1.
 
@@ -74,7 +76,8 @@ def deepspeed_config(
         "communication_data_type": "fp32" if stage < 2 else None,
         "zero_optimization": {
             "stage": stage,
-            "overlap_comm": False,
+            # Stages 0 and 1 reduce after the last backward pass: nothing is left to overlap with.
+            "overlap_comm": overlap_comm and stage >= 2,
             "contiguous_gradients": True,
             "reduce_bucket_size": bucket_elements,
             "allgather_bucket_size": bucket_elements,
@@ -111,7 +114,9 @@ class TrainedModel:
         )
         elements = sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters())
         bucket = min(LARGEST_BUCKET, -(-elements // BUCKET_MULTIPLE) * BUCKET_MULTIPLE)
-        config = deepspeed_config(options.stage, options.dtype, options.max_grad_norm, bucket, options.optimizer_on_cpu)
+        config = deepspeed_config(
+            options.stage, options.dtype, options.max_grad_norm, bucket, options.optimizer_on_cpu, options.overlap_comm
+        )
         self.engine, self.optimizer, _, _ = load_deepspeed().initialize(model=model, optimizer=optimizer, config=config)
         # Stage 0 in bf16 allocates the moments by an empty step, which would shift Adam's bias correction by one.
         for state in optimizer.state.values():
@@ -195,12 +200,13 @@ def _on_all_ranks(flag: bool) -> bool:
 class FrozenModel:
     """A model that only runs forward: plain, or partitioned by ZeRO-3."""
 
-    def __init__(self, model: nn.Module, stage: int, dtype: torch.dtype):
+    def __init__(self, model: nn.Module, stage: int, dtype: torch.dtype, overlap_comm: bool = False):
         model.requires_grad_(False)
         self.stage = stage
         self.engine = model.eval()
         if stage == 3:
-            self.engine, *_ = load_deepspeed().initialize(model=model, config=deepspeed_config(stage, dtype))
+            config = deepspeed_config(stage, dtype, overlap_comm=overlap_comm)
+            self.engine, *_ = load_deepspeed().initialize(model=model, config=config)
             self.engine.eval()
 
     @property
@@ -236,8 +242,10 @@ def load_deepspeed() -> ModuleType:
     """DeepSpeed, told what not to do.
 
     It would compile a C++ extension for collectives on CPU: minutes at the first start, and a lock that a killed process leaves locked
-    for every later one. Gloo does that work. And it would load all of torch's compiler (a second, and tens of MiB in every rank) to ask
-    whether our optimizer is Muon, whose functions it decorates with `torch.compile`: they are imported without.
+    for every later one. Gloo does that work. To learn whether it can, it would probe the builders of all its extensions in each process,
+    with compilers and on every GPU: it finds the answer to the one question that it asks. And it would load all of torch's compiler (a
+    second, and tens of MiB in every rank) to ask whether our optimizer is Muon, whose functions it decorates with `torch.compile`: they
+    are imported without.
     """
     import deepspeed
 
@@ -247,7 +255,7 @@ def load_deepspeed() -> ModuleType:
     ):
         import deepspeed.runtime.zero.muon.muon_optimizer
 
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    deepspeed.ops.__compatible_ops__ = {"deepspeed_shm_comm": False}
     deepspeed.utils.logger.setLevel("WARNING")
     warnings.filterwarnings("ignore", message=".*lr_scheduler.*")
     return deepspeed

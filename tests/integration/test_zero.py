@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -13,6 +14,8 @@ from tests.integration.ranks import run_ranks
 
 STAGES = (0, 1, 2, 3)
 LEARNING_RATE = 1e-3
+SMALL_BUCKET = 70_000
+"""Elements; a tenth of the model, and more than its largest parameter."""
 BIG = 20_000
 """Bytes from which an unlisted tensor counts as forgotten."""
 
@@ -67,10 +70,10 @@ def _all_storages():
     return found
 
 
-def _start(stage, dtype):
+def _start(stage, dtype, overlap_comm=False):
     from hybrid.roles.zero import TrainedModel, ZeroOptions, load_partitioned
 
-    options = ZeroOptions(stage, dtype, (0.9, 0.95), 1e-8, 0.01, 1.0)
+    options = ZeroOptions(stage, dtype, (0.9, 0.95), 1e-8, 0.01, 1.0, overlap_comm=overlap_comm)
     return TrainedModel(load_partitioned(stage, dtype, lambda: _model(dtype)), options)
 
 
@@ -103,7 +106,7 @@ def _matrix(rank, world, port, dtype_name, folder):
     os.environ["DS_ACCELERATOR"] = "cpu"
     dist.init_process_group("gloo", rank=rank, world_size=world, init_method=f"tcp://127.0.0.1:{port}")
     dtype = getattr(torch, dtype_name)
-    results = {}
+    results = {"probes": _count_probes()}
     for stage in STAGES:
         before = set(_all_storages())
         whole = _start(stage, dtype)
@@ -114,6 +117,10 @@ def _matrix(rank, world, port, dtype_name, folder):
         swapped = _start(stage, dtype)
         _train(swapped, "whole", rank, StorageSwap(FileTier(f"{folder}/{rank}-{stage}"), "cpu"))
         result["swapped"] = _weights(swapped)
+        with patch("hybrid.roles.zero.LARGEST_BUCKET", SMALL_BUCKET):
+            overlapped = _start(stage, dtype, overlap_comm=True)
+        _train(overlapped, "whole", rank)
+        result["overlapped"] = _weights(overlapped)
         uneven = _start(stage, dtype)
         _train(uneven, "uneven", rank)
         result["uneven"] = _weights(uneven)
@@ -122,7 +129,18 @@ def _matrix(rank, world, port, dtype_name, folder):
         result["after_poison"] = _weights(uneven)
         result["next_step"] = uneven.step([_share_of_loss([0])], LEARNING_RATE, lambda: None).applied
         results[stage] = {k: v.numpy() if isinstance(v, torch.Tensor) else v for k, v in result.items()}
+    results["probes"] = len(results["probes"])
     return results
+
+
+def _count_probes():
+    """A list that grows by one whenever DeepSpeed probes the builders of its extensions."""
+    import deepspeed
+
+    probes = []
+    deepspeed.ops.__dict__.pop("__compatible_ops__", None)
+    deepspeed.ops._probe_compatible_ops = lambda: probes.append(1) or {}
+    return probes
 
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])
@@ -153,6 +171,17 @@ def test_uneven_micro_batches_change_nothing(matrix, stage):
 def test_swapping_between_steps_is_bit_identical(matrix, stage):
     _, (rank0, _) = matrix
     assert (rank0[stage]["swapped"] == rank0[stage]["whole"]).all()
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_overlapped_reductions_of_small_buckets_change_nothing(matrix, stage):
+    _, (rank0, _) = matrix
+    assert (rank0[stage]["overlapped"] == rank0[stage]["whole"]).all()
+
+
+def test_no_extension_of_deepspeed_is_probed(matrix):
+    _, ranks = matrix
+    assert [rank["probes"] for rank in ranks] == [0, 0]
 
 
 @pytest.mark.parametrize("stage", STAGES)

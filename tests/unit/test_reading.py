@@ -61,7 +61,7 @@ def test_the_reference_is_read_to_its_gpu_unless_it_is_partitioned(monkeypatch, 
 
     monkeypatch.setattr(actor, "load_partitioned", lambda stage, dtype, load: load())
     monkeypatch.setattr(actor, "load_policy", load)
-    monkeypatch.setattr(actor, "FrozenModel", lambda model, stage, dtype: model)
+    monkeypatch.setattr(actor, "FrozenModel", lambda model, stage, dtype, overlap_comm: model)
     worker = SimpleNamespace(device=GPU, settle=dict)
     actor.ReferenceWorker.load(worker, ModelOptions("m", torch.bfloat16, "sdpa"), stage)
     assert worker.model.read_to == (GPU if stage < 3 else None)
