@@ -16,6 +16,7 @@ import hybrid
 from hybrid.config import SECTIONS, RunConfig, check_start, dump, load_run, placement, resolve
 from hybrid.config.violations import describe, section_class
 from hybrid.exits import errors_for_people
+from hybrid.garbage import pause_gc
 from hybrid.leftovers import keep_caches
 from hybrid.text import escape_output, use_utf8
 
@@ -83,7 +84,8 @@ def train(
     dry_run: Annotated[
         bool,
         typer.Option(
-            "--dry-run", help="Check, print the resolved profile and what would lie on which GPU; start nothing."
+            "--dry-run",
+            help="Check profile, models, functions and data, print the profile resolved and the places; start nothing.",
         ),
     ] = False,
 ) -> None:
@@ -91,34 +93,33 @@ def train(
 
     The run gets a new folder, runs/<profile>-<time> unless logging.name names another: profile.yaml as resolved, versions.json,
     metrics.jsonl, memory.jsonl, samples.jsonl, logs, and the model at the end.
-    Ends with 0 when trained, 2 for a mistake in the profile or the data, 1 for other errors, 130 or 143 when interrupted.
+    Ends with 0 when trained, 2 for a mistake in the profile, a model, the data or a reward function, 130 or 143 when interrupted, and 1
+    for other errors; code of a user's file that ends the program when it is imported is one of these.
     """
     with errors_for_people():
         cfg = load_run(profile, overrides or [])
         check_start(cfg)
         resolved = resolve(cfg)
-        if not dry_run:
-            _check_surroundings(resolved)
-            keep_caches()
-        from hybrid.start_check import check_models
+        if dry_run:
+            from hybrid.preparation import read_inputs
 
-        changed = check_models(resolved)
-        from hybrid.rewards.load import started_functions
-
-        with started_functions(cfg):
-            if dry_run:
+            with read_inputs(resolved, dry_run=True) as inputs:
                 _show(resolved)
-                _say(changed)
-                return
-            from hybrid.config.run_folder import create_run_dir, save_origin
+                _say(inputs.notes)
+            return
+        _check_surroundings(resolved)
+        keep_caches()
+        from hybrid.config.run_folder import create_run_dir, save_origin
+        from hybrid.preparation import prepared
 
+        with prepared(resolved) as ready:
             run_dir = create_run_dir(cfg)
-            cfg = resolve(cfg, run_dir)
-            save_origin(cfg, run_dir, sys.argv)
-            _say([*cfg.notes, *changed])
+            ready = ready.in_folder(run_dir)
+            save_origin(ready.cfg, run_dir, sys.argv)
+            _say([*ready.cfg.notes, *ready.inputs.notes])
             from hybrid.launcher import launch
 
-            launch(cfg, run_dir)
+            launch(ready, run_dir)
 
 
 @app.command(epilog=PLAN_EXAMPLES)
@@ -253,6 +254,7 @@ def main() -> None:
     """Entry point of the `hybrid` command."""
     use_utf8()
     escape_output()
+    pause_gc()
     try:
         app()
     except BaseException as end:

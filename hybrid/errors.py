@@ -19,6 +19,21 @@ class NotExact(ConfigError):
     """A model has a part that the trainer would not compute exactly; the message names it and the cure."""
 
 
+class UnusableModel(ConfigError):
+    """The model or tokenizer at `path`, which `key` of the profile names, cannot be used: why, and the fix."""
+
+    def __init__(self, key: str, path: str, why: str, fix: str):
+        super().__init__(key, path, why, fix)
+        self.key, self.rule, self.fix = key, f"{key}: {path} is invalid: {why}", fix
+
+    def __str__(self) -> str:
+        return f"{self.rule}. {self.fix}"
+
+
+class EndsProgram(HybridError):
+    """A user's file ends the program when it is imported; the message names it and the cure."""
+
+
 class PlacementError(HybridError):
     """The cluster cannot give the bundles the run needs; the message shows what each node offers."""
 

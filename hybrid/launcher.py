@@ -8,21 +8,20 @@ from contextlib import suppress
 from pathlib import Path
 
 from hybrid.cluster import running_ray
-from hybrid.config import RunConfig
-from hybrid.garbage import pause_gc, resume_gc
+from hybrid.garbage import resume_gc
+from hybrid.preparation import Prepared
 from hybrid.waiting import told
 
 
-def launch(cfg: RunConfig, run_dir: Path) -> None:
-    """`hybrid.trainer.train` of a resolved config; raises what it raises, and `PlacementError` when Ray cannot be started."""
-    pause_gc()
+def launch(ready: Prepared, run_dir: Path) -> None:
+    """`hybrid.trainer.train` of a prepared run; raises what it raises, and `PlacementError` when Ray cannot be started."""
     importing = threading.Thread(target=_import_trainer, name="imports", daemon=True)
     importing.start()
-    cluster = cfg.cluster
+    cluster = ready.cfg.cluster
     with running_ray(
         address=cluster.address,
         gpus=cluster.gpus_per_node,
-        processes=cfg.processes_per_gpu,
+        processes=ready.cfg.processes_per_gpu,
         device=cluster.device,
         dashboard=cluster.dashboard,
         timeout_s=cluster.start_timeout_s,
@@ -33,7 +32,7 @@ def launch(cfg: RunConfig, run_dir: Path) -> None:
         from hybrid.trainer import train
 
         resume_gc()
-        train(cfg, run_dir)
+        train(ready, run_dir)
 
 
 def _import_trainer() -> None:

@@ -1,6 +1,6 @@
 """Everything a run holds: the pool, its groups and engines, the scheduler, data, rewards and records.
 
-`open_session` plans what will be where, then starts everything: engines first, then one role after another, of each what does not stay
+`open_session` starts everything of a run that is prepared: engines first, then one role after another, of each what does not stay
 leaving before the next loads. Processes start, and import, all together.
 """
 
@@ -15,31 +15,25 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from hybrid.algorithms.logprobs import EndMask
-from hybrid.config import RunConfig, dump, model_source, swap_folder
-from hybrid.config.load import check_report
-from hybrid.config.start_rules import check_room
+from hybrid.config import RunConfig, swap_folder
 from hybrid.data.end_tokens import end_mask
-from hybrid.data.prompts import PromptSource, load_eval, load_prompts
-from hybrid.data.rollouts import RolloutRecorder, check_recorded, load_rollouts
+from hybrid.data.prompts import PromptSource
+from hybrid.data.rollouts import RolloutRecorder
 from hybrid.data.samples import Prompt, Sample
 from hybrid.errors import DataError
-from hybrid.files import write_atomic
 from hybrid.memory.ledger import Ledger
 from hybrid.memory.node_copy import SUFFIX
 from hybrid.memory.scheduler import MemoryScheduler
-from hybrid.planning.footprint import tier_bytes
 from hybrid.planning.rows import ledger_row
-from hybrid.planning.run import plan_run
 from hybrid.pool import Pool, open_pool
+from hybrid.preparation import Prepared
 from hybrid.reporting import Reporter
-from hybrid.rewards import RewardFunction, check_columns, load_extra_rewards, load_rewards, started_functions
-from hybrid.rewards.check_labels import check_labels
+from hybrid.rewards import RewardFunction
 from hybrid.roles.group import RoleGroup
 from hybrid.roles.objective import UpdateResult
 from hybrid.rollout.group import EngineGroup
 from hybrid.rollout.self_test import self_test_prompts
 from hybrid.startup import TRAINED_PARTS, engine_group, load_all, make_scheduler, spawn_role
-from hybrid.tokenizer import load_tokenizer
 
 
 @dataclass
@@ -125,32 +119,15 @@ class Session:
 
 
 @contextmanager
-def open_session(cfg: RunConfig, run_dir: Path) -> Iterator[Session]:
+def open_session(ready: Prepared, run_dir: Path) -> Iterator[Session]:
     """Start everything; whatever happens inside, everything is stopped at the end."""
     started = time.perf_counter()
+    cfg, plan, inputs = ready.cfg, ready.plan, ready.inputs
     with ExitStack() as stack:
         report = stack.enter_context(Reporter(cfg, run_dir))
         ledger = Ledger(run_dir / "memory.jsonl")
         stack.callback(ledger.close)
-        report.stage("planning memory")
-        plan = plan_run(cfg)
-        cfg = plan.cfg
-        write_atomic(run_dir / "profile.yaml", dump(cfg))
         ledger.plan(ledger_row(plan))
-        if cfg.memory.tier == "file":
-            check_report(cfg, check_room(cfg, tier_bytes(plan.prediction, plan.residency)))
-        tokenizer = load_tokenizer(str(model_source(cfg, cfg.model.path)), cfg.model.trust_remote_code)
-        report.stage("reading the data")
-        prompts = load_prompts(cfg, tokenizer, report.note) if cfg.uses_engines else None
-        held_out = load_eval(cfg, tokenizer, report.note) if cfg.uses_engines else []
-        functions = stack.enter_context(started_functions(cfg))
-        check_columns(cfg, functions, prompts.look(1) if prompts else [], held_out)
-        reward, eval_reward = load_rewards(cfg)
-        extra_rewards = load_extra_rewards(cfg)
-        if prompts is not None:
-            check_labels([reward, *(extra for _, extra in extra_rewards)], prompts, eval_reward, held_out, report.warn)
-        recorded = {} if cfg.uses_engines else load_rollouts(cfg.rollout.replay)
-        check_recorded(cfg, recorded)
         recorder = RolloutRecorder(cfg.rollout.record) if cfg.rollout.record else None
         if recorder is not None:
             stack.callback(recorder.close)
@@ -183,15 +160,15 @@ def open_session(cfg: RunConfig, run_dir: Path) -> Iterator[Session]:
             report,
             groups,
             engines,
-            tokenizer,
-            prompts,
-            held_out,
-            reward,
-            eval_reward,
+            inputs.tokenizer,
+            inputs.prompts,
+            inputs.held_out,
+            inputs.reward,
+            inputs.eval_reward,
             recorder,
-            recorded,
-            extra_rewards,
-            end_mask(cfg, tokenizer),
+            inputs.recorded,
+            inputs.extra_rewards,
+            end_mask(cfg, inputs.tokenizer),
         )
 
 

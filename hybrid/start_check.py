@@ -7,36 +7,57 @@ its very end.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hybrid.config import RunConfig
 from hybrid.config.checkpoint import weight_files
-from hybrid.config.kind_rules import USES, config_problem, json_config, role_models
+from hybrid.config.kind_rules import USES, config_problem, role_models
 from hybrid.config.load import check_report
 from hybrid.config.paths import local_model
+from hybrid.config.resolve import json_object
 from hybrid.config.violations import Violation
+from hybrid.errors import UnusableModel
+from hybrid.tokenizer import load_tokenizer, tokenizer_files
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 MAKE_AGAIN = "Copy or download the model again, or name another one."
 
 
-def check_models(cfg: RunConfig) -> list[str]:
-    """Notes on what an export of the resolved `cfg` changes. Raises `ConfigError` with all that keeps its models from being trained.
+@dataclass
+class Checked:
+    """What a check of the models found and a run goes on with."""
 
-    Models that are hub names, and not in the hub's cache, are left to the run.
+    tokenizer: PreTrainedTokenizerBase | None = None
+    """The policy's; None where no tokenizer is on this machine."""
+    notes: list[str] = field(default_factory=list)
+    """What an export changes."""
+
+
+def check_models(cfg: RunConfig) -> Checked:
+    """Check the models of the resolved `cfg`. Raises `ConfigError` with all that keeps them from being trained.
+
+    Models that are hub names, and not in the hub's cache, are left to the run. A folder without weights and tokenizer, which only a plan
+    can do with, is checked as far as its config.json goes.
     """
     here = {key: (folder, kind) for key, (path, kind) in role_models(cfg).items() if (folder := _here(path))}
+    checked = Checked()
     if not here:
-        return []
+        return checked
     import transformers
 
     shown = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()  # what it warns about is an error here, in one sentence
     transformers.utils.logging.disable_progress_bar()
     try:
-        violations = [v for key, (folder, kind) in here.items() for v in _model(cfg, key, folder, kind)]
+        violations = [v for key, (folder, kind) in here.items() for v in _model(cfg, key, folder, kind, checked)]
         check_report(cfg, violations)
-        return _export(cfg, *here["model.path"]) if "model.path" in here else []
+        if checked.tokenizer is not None and cfg.checkpoint.export:
+            checked.notes += _export(cfg, here["model.path"][0], checked.tokenizer)
+        return checked
     finally:
         transformers.logging.set_verbosity(shown)
 
@@ -49,13 +70,20 @@ def _here(path: str) -> Path | None:
     return folder if (folder / "config.json").is_file() else None
 
 
-def _model(cfg: RunConfig, key: str, folder: Path, kind: str) -> Iterator[Violation]:
-    config = json_config(folder) or {}
-    found = config_problem(config, kind) or _load_problem(cfg, folder, kind) or _adapter_problem(folder)
-    if found is None and (kind == "reward" or key == "model.path"):
-        found = _token_problem(cfg, key, folder)
-    if found is not None:
-        yield Violation((key,), f"{key}: {folder} is invalid: {found[0]}", found[1])
+def _model(cfg: RunConfig, key: str, folder: Path, kind: str, checked: Checked) -> Iterator[Violation]:
+    config = json_object(folder / "config.json") or {}
+    try:
+        found = (
+            config_problem(config, kind)
+            or _load_problem(cfg, folder, kind)
+            or _adapter_problem(folder)
+            or _tokenizer_problem(cfg, key, folder, kind, checked)
+        )
+    except UnusableModel as error:
+        yield Violation((key,), error.rule, error.fix)
+    else:
+        if found is not None:
+            yield Violation((key,), f"{key}: {folder} is invalid: {found[0]}", found[1])
 
 
 def _load_problem(cfg: RunConfig, folder: Path, kind: str) -> tuple[str, str] | None:
@@ -147,17 +175,22 @@ def _adapter_problem(folder: Path) -> tuple[str, str] | None:
     return None
 
 
-def _token_problem(cfg: RunConfig, key: str, folder: Path) -> tuple[str, str] | None:
-    """Token ids that the embedding lacks; a larger embedding is usual, for rows are padded to a multiple.
+def _tokenizer_problem(cfg: RunConfig, key: str, folder: Path, kind: str, checked: Checked) -> tuple[str, str] | None:
+    """Loads the tokenizer of a role that reads texts. Raises `UnusableModel`."""
+    reads_texts = key == "model.path" or kind == "reward"
+    if not reads_texts or not (weight_files(folder) or tokenizer_files(folder, None)):
+        return None
+    tokenizer = load_tokenizer(str(folder), cfg.model.trust_remote_code, key, local=True)
+    if key == "model.path":
+        checked.tokenizer = tokenizer
+    return _token_problem(cfg, folder, tokenizer)
 
-    Raises `ConfigError` where there is no tokenizer.
-    """
+
+def _token_problem(cfg: RunConfig, folder: Path, tokenizer: PreTrainedTokenizerBase) -> tuple[str, str] | None:
+    """Token ids that the embedding lacks; a larger embedding is usual, for rows are padded to a multiple."""
     from transformers import AutoConfig
 
-    from hybrid.tokenizer import load_tokenizer
-
     trust = cfg.model.trust_remote_code
-    tokenizer = load_tokenizer(str(folder), trust, key, local=True)
     config = AutoConfig.from_pretrained(folder, trust_remote_code=trust, local_files_only=True).get_text_config()
     rows = config.vocab_size
     beyond = sorted((i, token) for token, i in tokenizer.get_vocab().items() if i >= rows)
@@ -168,7 +201,7 @@ def _token_problem(cfg: RunConfig, key: str, folder: Path) -> tuple[str, str] | 
             f"Take the tokenizer that belongs to the model, or enlarge the model once: resize_token_embeddings({beyond[-1][0] + 1}).",
         )
     for file in ("config.json", "generation_config.json"):
-        ends = (json_config(folder, file) or {}).get("eos_token_id")
+        ends = (json_object(folder / file) or {}).get("eos_token_id")
         for end in ends if isinstance(ends, list) else [ends]:
             if end is not None and (type(end) is not int or not 0 <= end < rows):
                 return (
@@ -178,11 +211,11 @@ def _token_problem(cfg: RunConfig, key: str, folder: Path) -> tuple[str, str] | 
     return None
 
 
-def _export(cfg: RunConfig, folder: Path, _kind: str) -> list[str]:
+def _export(cfg: RunConfig, folder: Path, tokenizer: PreTrainedTokenizerBase) -> list[str]:
     from hybrid.roles.export_files import try_export
-    from hybrid.tokenizer import load_tokenizer
 
-    if not cfg.checkpoint.export:
-        return []
-    trust = cfg.model.trust_remote_code
-    return try_export(str(folder), load_tokenizer(str(folder), trust, local=True), cfg.model.dtype, trust)
+    try:
+        return try_export(str(folder), tokenizer, cfg.model.dtype, cfg.model.trust_remote_code)
+    except UnusableModel as error:
+        check_report(cfg, [Violation((error.key,), error.rule, error.fix)])
+        raise

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hybrid.errors import ConfigError
+from hybrid.errors import UnusableModel
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -41,8 +41,8 @@ def load_tokenizer(
 ) -> PreTrainedTokenizerBase:
     """The tokenizer of a model folder or hub name. It never asks a question: code of its own runs where `trust_remote_code` says so.
 
-    `key` names `path` in messages. `local`: look on this machine only. Raises `ConfigError`: no tokenizer, a broken one, or one whose
-    code may not run.
+    `key` names `path` in messages. `local`: look on this machine only. Raises `UnusableModel`: no tokenizer, a broken one, or one
+    whose code may not run.
     """
     from transformers import AutoTokenizer
 
@@ -55,9 +55,11 @@ def load_tokenizer(
         Exception
     ) as error:  # a tokenizer may run code of its own, and libraries raise what they like for broken files
         if CUSTOM_CODE in str(error):
-            raise ConfigError(
-                f"{key}: {path} is invalid: its tokenizer has code of its own, and model.trust_remote_code is false. Read that code, then "
-                "set model.trust_remote_code=true, or name another model."
+            raise UnusableModel(
+                key,
+                path,
+                "its tokenizer has code of its own, and model.trust_remote_code is false",
+                "Read that code, then set model.trust_remote_code=true, or name another model.",
             ) from error
         said = (
             f"its tokenizer cannot be loaded ({type(error).__name__}: {' '.join(str(error).split())[:LONGEST_REASON]})"
@@ -73,11 +75,9 @@ def _has_files(path: str, tokenizer: PreTrainedTokenizerBase | None = None) -> b
     return not Path(path).is_dir() or bool(tokenizer_files(Path(path), tokenizer))
 
 
-def _incomplete(key: str, path: str, why: str) -> ConfigError:
-    return ConfigError(
-        f"{key}: {path} is invalid: {why}. Complete the folder with the model's tokenizer files, such as tokenizer.json and "
-        "tokenizer_config.json."
-    )
+def _incomplete(key: str, path: str, why: str) -> UnusableModel:
+    fix = "Complete the folder with the model's tokenizer files, such as tokenizer.json and tokenizer_config.json."
+    return UnusableModel(key, path, why, fix)
 
 
 def tokenizer_files(folder: Path, tokenizer: PreTrainedTokenizerBase | None) -> list[Path]:

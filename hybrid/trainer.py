@@ -12,11 +12,11 @@ from pathlib import Path
 from hybrid import closing, phases
 from hybrid.algorithms.rewards import Moments
 from hybrid.collect import collect
-from hybrid.config import RunConfig
 from hybrid.data.groups import Group
 from hybrid.data.prompts import left_out
 from hybrid.data.samples import Sample
 from hybrid.experience import make_experience, sample_rows, update_batches
+from hybrid.preparation import Prepared
 from hybrid.profiling import profiled
 from hybrid.session import Session, open_session
 from hybrid.telemetry.updates import over_updates
@@ -41,12 +41,13 @@ class Progress:
     """Scored prompts that dynamic sampling accepted and no step has used yet."""
 
 
-def train(cfg: RunConfig, run_dir: Path) -> None:
-    """Run a resolved config to its end in `run_dir`.
+def train(ready: Prepared, run_dir: Path) -> None:
+    """Train to the end of the run, in `run_dir`.
 
     Raises `HybridError`: what was wrong, and the fix. Whatever happens, no process of the run stays.
     """
-    with open_session(cfg, run_dir) as s:
+    with open_session(ready, run_dir) as s:
+        cfg = s.cfg
         progress = Progress(kl_coef=cfg.algorithm.kl_coef)
         if s.engines is not None:
             s.report.stage("comparing the engines with the trainer")

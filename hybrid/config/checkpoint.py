@@ -79,7 +79,7 @@ def weights_problem(folder: Path) -> Problem | None:
     except (OSError, ValueError) as error:
         return f"its {INDEX} cannot be used ({error})", "Complete the folder."
     if not files:
-        return _without_weights(folder)
+        return _other_format(folder) or (f"it has no weights ({SINGLE} or {INDEX})", "Complete the folder.")
     missing = [file.name for file in files if not file.is_file()]
     if missing:
         return f"{INDEX} names {_some(missing)}, which the folder lacks", "Complete the folder."
@@ -116,7 +116,12 @@ def _quantised(found: dict[str, dict[str, Any]]) -> Iterator[str]:
             yield f"{name} is {kind}"
 
 
-def _without_weights(folder: Path) -> Problem:
+def is_without_weights(folder: Path) -> bool:
+    """Whether a folder has no weights in any format: it says a model's shape, which is enough for a plan."""
+    return not any((folder / name).is_file() for name in (SINGLE, INDEX)) and _other_format(folder) is None
+
+
+def _other_format(folder: Path) -> Problem | None:
     """Why a folder without `model.safetensors` and index has no weights that can be loaded: by what lies there in their place."""
 
     def there(*patterns: str) -> str | None:
@@ -145,7 +150,7 @@ def _without_weights(folder: Path) -> Problem:
             f"it has no weights under the names that transformers reads ({SINGLE} or {INDEX}), only {file}",
             "Rename it.",
         )
-    return f"it has no weights ({SINGLE} or {INDEX})", "Complete the folder."
+    return None
 
 
 def _base_of(folder: Path) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import logging
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -116,6 +117,9 @@ def _task_is_known(key: str, value: str) -> Finding | None:
 
 def unknown_task(name: str) -> str | None:
     """What to do about a task that reasoning-gym has not; None where it has it."""
+    logging.getLogger("matplotlib").setLevel(
+        logging.ERROR
+    )  # tasks import it, and it warns of a home that it cannot write to
     from reasoning_gym.factory import DATASETS  # a second: only for those who use it
 
     if name in DATASETS:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from hybrid.config.checkpoint import UNQUANTISED
+from hybrid.config.resolve import config_json
 from hybrid.config.rules import Finding, rule
 from hybrid.config.run import RunConfig
 
@@ -37,17 +36,8 @@ def role_models(cfg: RunConfig) -> dict[str, tuple[str, str]]:
 @rule("model.path", "critic", "reference", "reward.model", "algorithm.advantage", "algorithm.kl_coef")
 def models_are_of_the_right_kind(cfg: RunConfig) -> Iterator[Finding]:
     for key, (path, kind) in role_models(cfg).items():
-        if (config := json_config(Path(path))) and (found := config_problem(config, kind)):
+        if (config := config_json(path)) and (found := config_problem(config, kind)):
             yield f"{key}: {path} is invalid: {found[0]}", found[1]
-
-
-def json_config(folder: Path, name: str = "config.json") -> dict[str, Any] | None:
-    """The mapping in a JSON file of a folder; None where there is none that can be read, which another rule reports."""
-    try:
-        config = json.loads((folder / name).read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return None
-    return config if isinstance(config, dict) else None
 
 
 def config_problem(config: dict[str, Any], kind: str) -> Finding | None:

@@ -14,7 +14,7 @@ from hybrid.config.resolve import resolve
 from hybrid.config.rules import find_violations
 from hybrid.config.run import SECTIONS, RunConfig
 from hybrid.config.violations import Violation, explain, unknown_section
-from hybrid.errors import ConfigError
+from hybrid.errors import ConfigError, HybridError
 
 COMMAND_LINE = "command line"
 
@@ -43,7 +43,7 @@ def load_run(profile: str | Path, overrides: list[str] | tuple[str, ...] = ()) -
     values, places, violations = _read_profile(profile)
     for override in overrides:
         violations += _apply(override, values, places)
-    cfg, broken, more = _validate(values, profile)
+    cfg, broken, more = _validate(values, profile, places)
     violations += more + find_violations(resolve(cfg), broken)
     if violations:
         raise ConfigError(_report(profile, violations, places))
@@ -55,10 +55,10 @@ def check(cfg: RunConfig) -> None:
     check_report(cfg, find_violations(resolve(cfg), frozenset()))
 
 
-def check_report(cfg: RunConfig, violations: list[Violation]) -> None:
-    """Raise `ConfigError` that lists `violations` of `cfg`, if there are any."""
+def check_report(cfg: RunConfig, violations: list[Violation], error: type[HybridError] = ConfigError) -> None:
+    """Raise `error` that lists `violations` of `cfg`, if there are any."""
     if violations:
-        raise ConfigError(_report(Path(cfg.profile_name), violations, {}))
+        raise error(_report(cfg.profile, violations, cfg.places))
 
 
 def dump(cfg: RunConfig) -> str:
@@ -139,10 +139,12 @@ def _apply(override: str, values: dict[str, Any], places: dict[str, str]) -> lis
     return []
 
 
-def _validate(values: dict[str, Any], profile: Path) -> tuple[RunConfig, frozenset[str], list[Violation]]:
+def _validate(
+    values: dict[str, Any], profile: Path, places: dict[str, str]
+) -> tuple[RunConfig, frozenset[str], list[Violation]]:
     """The config of all that is right in `values`, the dotted keys that are not, and what is wrong with them."""
     violations = [unknown_section(name) for name in values if name not in SECTIONS]
-    origin = {"profile_dir": profile.absolute().parent, "profile_name": profile.stem}
+    origin = {"profile_dir": profile.absolute().parent, "profile": profile, "places": places}
     kept = {name: value for name, value in values.items() if name in SECTIONS}
     for name in PLACEHOLDERS:
         kept.setdefault(name, {})

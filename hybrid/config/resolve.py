@@ -64,8 +64,13 @@ def resolve(cfg: RunConfig, run_dir: Path | None = None) -> RunConfig:
             f"algorithm.correction={cfg.algorithm.correction} is biased here: rollout.top_p, top_k or min_p cut the distribution, and "
             "the sampler's log-probs are higher than the trainer's for the same tokens."
         )
-    cfg = _update(cfg, logging={"runs_dir": str(run_dir.parent), "name": run_dir.name})
+    cfg = in_folder(cfg, run_dir)
     return cfg.model_copy(update={"notes": tuple(notes), "autos": autos})
+
+
+def in_folder(cfg: RunConfig, run_dir: Path) -> RunConfig:
+    """`cfg` as the run whose folder is `run_dir`."""
+    return _update(cfg, logging={"runs_dir": str(run_dir.parent), "name": run_dir.name})
 
 
 def auto_keys(cfg: RunConfig) -> list[str]:
@@ -79,7 +84,7 @@ def default_run_dir(cfg: RunConfig) -> Path:
     """Absolute folder of a run that starts now: `<runs_dir>/<name>`, the name being the profile's and the local
     time."""
     runs = Path(cfg.logging.runs_dir or "runs").expanduser().absolute()
-    return runs / (cfg.logging.name or f"{cfg.profile_name}-{time.strftime('%Y%m%d-%H%M%S')}")
+    return runs / (cfg.logging.name or f"{cfg.profile.stem}-{time.strftime('%Y%m%d-%H%M%S')}")
 
 
 def _update(cfg: RunConfig, **sections: dict[str, Any]) -> RunConfig:
@@ -245,10 +250,13 @@ def model_config(path: str) -> dict[str, Any] | None:
 def config_json(path: str) -> dict[str, Any] | None:
     """config.json of a model folder as it is, or what is known of a hub name; None where neither is here, or it is no JSON object."""
     file = Path(path) / "config.json"
-    if not file.is_file():
-        return known_models().get(path)
+    return json_object(file) if file.is_file() else known_models().get(path)
+
+
+def json_object(file: Path) -> dict[str, Any] | None:
+    """The object in a JSON file; None where there is none that can be read, which a rule reports where it matters."""
     try:
-        config = json.loads(file.read_bytes())
-    except (ValueError, RecursionError):
-        return None  # a rule says so
-    return config if isinstance(config, dict) else None
+        found = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None

@@ -56,8 +56,10 @@ class RunConfig(Section):
 
     profile_dir: Path = Field(default=Path("."), exclude=True)
     """Folder of the profile: relative paths are looked for there too."""
-    profile_name: str = Field(default="run", exclude=True)
-    """File name of the profile without its ending: the first part of a run's name."""
+    profile: Path = Field(default=Path("run"), exclude=True)
+    """The profile's file as it was given, for messages; its name without the ending is the first part of a run's name."""
+    places: dict[str, str] = Field(default={}, exclude=True)
+    """Where each key stands, `file:line` or the command line, for messages."""
     notes: tuple[str, ...] = Field(default=(), exclude=True)
     """What `resolve` chose and the user should know, one sentence each."""
     autos: tuple[str, ...] = Field(default=(), exclude=True)
@@ -152,6 +154,4 @@ class RunConfig(Section):
         return self.data.max_prompt_tokens + self.rollout.max_new_tokens
 
 
-SECTIONS = tuple(
-    name for name in RunConfig.model_fields if name not in ("profile_dir", "profile_name", "notes", "autos")
-)
+SECTIONS = tuple(name for name, field in RunConfig.model_fields.items() if not field.exclude)

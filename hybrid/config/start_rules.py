@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hybrid.config import machine
-from hybrid.config.checkpoint import weight_elements, weights_problem
+from hybrid.config.checkpoint import is_without_weights, weight_elements, weights_problem
 from hybrid.config.kind_rules import role_models
 from hybrid.config.load import check_report
 from hybrid.config.paths import swap_folder
@@ -27,7 +27,7 @@ def check_start(cfg: RunConfig) -> None:
     resolved = resolve(cfg)
     named = _run_folder(resolved) if cfg.logging.name else []  # a name of ours, if taken, gets a number
     runs = _folder("logging.runs_dir", Path(resolved.logging.runs_dir))
-    weights = list(_weights(resolved))
+    weights = list(unusable_weights(resolved))
     room = [] if weights else check_room(resolved)
     folders = [*named, *runs, *room, *_record(resolved), *_swap(resolved)]
     check_report(cfg, [*wrong_build(resolved), *_attention(resolved), *weights, *folders])
@@ -44,9 +44,13 @@ def wrong_build(cfg: RunConfig) -> list[Violation]:
     return [Violation(("cluster.device",), f"{said} {why}", fix)]
 
 
-def _weights(cfg: RunConfig) -> Iterator[Violation]:
+def unusable_weights(cfg: RunConfig, shape_is_enough: bool = False) -> Iterator[Violation]:
+    """Model folders of a resolved `cfg` whose weights cannot be trained. `shape_is_enough`: a plan needs none."""
     for key, (path, _) in role_models(cfg).items():
-        if Path(path).is_dir() and (found := weights_problem(Path(path))):
+        folder = Path(path)
+        if not folder.is_dir() or (shape_is_enough and is_without_weights(folder)):
+            continue
+        if found := weights_problem(folder):
             yield Violation((key,), f"{key}: {path} is invalid: {found[0]}", found[1])
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import Any
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, Any
 
 from hybrid.config.sections import Data
 from hybrid.data.messages import Note, require_unicode, to_messages
 from hybrid.errors import DataError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 TOOLS_UNREAD = "have tools, which the model's chat template does not read"
 ANSWER = "42"
@@ -18,7 +19,7 @@ ANSWER = "42"
 
 def render(
     prompt: Any,
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: PreTrainedTokenizerBase | None,
     where: str,
     data: Data,
     tools: list[dict[str, Any]] | None = None,
@@ -30,7 +31,7 @@ def render(
     `data.template_args`. The text is what the user says, without the system prompt and the template's marks; with more than one message
     each is shown as "role: content". A tokenizer without a chat template takes texts only and gets system prompt, blank line and text.
     The ids do not end with an end token that the tokenizer or the template appends. `where` names the record in errors, `note` is told
-    what was done to the prompt.
+    what was done to the prompt. Without a `tokenizer` there are no ids.
 
     Raises `DataError` for an empty or malformed prompt, for messages without a chat template, and when the template refuses them.
     """
@@ -46,6 +47,8 @@ def render(
         messages.insert(0, {"role": "system", "content": data.system_prompt})
     require_unicode(messages, "the prompt", where)
     require_unicode(tools, "the description of the tools", where)
+    if tokenizer is None:
+        return text, []
     if tools and not reads(tokenizer, "tools", tools):
         note(TOOLS_UNREAD)
     if tokenizer.chat_template:

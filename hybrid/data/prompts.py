@@ -7,9 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from random import Random
-from typing import Any
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from hybrid.config import RunConfig, model_source
 from hybrid.data.chat import reads, render
@@ -21,11 +19,19 @@ from hybrid.data.sources import read_records
 from hybrid.data.tasks import PATIENCE, PREFIX, NoProblem, Task, entry, eval_task, held_out, train_task
 from hybrid.errors import DataError
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 OPTIONAL = {"data.label_field": "label", "data.tools_field": "tools"}
 """Columns that a record may lack while the profile leaves their names at these."""
 
+FIRST = 64
+"""Prompts of a task that are made before a run starts, or as many as a step needs; some tasks take seconds for one."""
+
 Say = Callable[[str], None]
 """Shows a line to the person who runs this."""
+Tokenizer: TypeAlias = "PreTrainedTokenizerBase | None"
+"""Without one, prompts get no token ids, and none is too long: good for checks alone."""
 
 
 class Skip(Exception):
@@ -99,16 +105,16 @@ class PromptSource:
         self._place, self._used, self.dropped = state["place"], state["used"], state["dropped"]
 
 
-def load_prompts(cfg: RunConfig, tokenizer: PreTrainedTokenizerBase, say: Say = lambda line: None) -> PromptSource:
+def load_prompts(cfg: RunConfig, tokenizer: Tokenizer, say: Say = lambda line: None) -> PromptSource:
     """Training's prompts. Files are read and tokenised here; a task's questions when they are taken. `say` is told what was left out.
 
     Raises `DataError` for what cannot be used, also when nothing can.
     """
     for name in cfg.data.template_args:
-        if not reads(tokenizer, name):
+        if tokenizer is not None and not reads(tokenizer, name):
             say(f"data.template_args: {name} has no effect, the model's chat template does not read it.")
     if task := train_task(cfg):
-        return _task_source(cfg, tokenizer, task)
+        return _task_source(cfg, tokenizer, task, say)
     prompts, dropped = _read(cfg, tokenizer, cfg.data.train, False, say)
     origin = {"data.train": cfg.data.train, "prompts": len(prompts), "data.shuffle": cfg.data.shuffle}
     if cfg.data.shuffle:
@@ -121,12 +127,12 @@ def left_out(cfg: RunConfig, source: PromptSource) -> str | None:
     if not source.dropped or not train_task(cfg):
         return None
     return (
-        f"{cfg.data.train}: {source.dropped} of {source.seen} prompts were left out, longer than "
+        f"{cfg.data.train}: {source.dropped} of the first {source.seen} prompts are left out, longer than "
         f"data.max_prompt_tokens={cfg.data.max_prompt_tokens}."
     )
 
 
-def load_eval(cfg: RunConfig, tokenizer: PreTrainedTokenizerBase, say: Say = lambda line: None) -> list[Prompt]:
+def load_eval(cfg: RunConfig, tokenizer: Tokenizer, say: Say = lambda line: None) -> list[Prompt]:
     """Up to `data.eval_size` held-out prompts, the same for every seed; none when the config has no evaluation."""
     if task := eval_task(cfg):
         return [
@@ -158,9 +164,7 @@ def _by_epoch(prompts: list[Prompt], seed: int, shuffle: bool) -> Callable[[int]
     return draw
 
 
-def _read(
-    cfg: RunConfig, tokenizer: PreTrainedTokenizerBase, source: str, evaluation: bool, say: Say
-) -> tuple[list[Prompt], int]:
+def _read(cfg: RunConfig, tokenizer: Tokenizer, source: str, evaluation: bool, say: Say) -> tuple[list[Prompt], int]:
     """All prompts of a file, folder or hub dataset that are not too long, and how many are. Says what was done to prompts, and left out."""
     data, prompts, key = cfg.data, [], "data.eval" if evaluation else "data.train"
     done, too_long = Counter(), []
@@ -212,7 +216,7 @@ def _field(record: dict[str, Any], name: str | None, key: str, where: str) -> An
 
 def _prompt(
     cfg: RunConfig,
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: Tokenizer,
     prompt: Any,
     label: Any,
     columns: dict[str, Any],
@@ -238,7 +242,7 @@ def _require_trainable(cfg: RunConfig, prompt: Prompt) -> None:
         require_recordable(prompt)
 
 
-def _task_source(cfg: RunConfig, tokenizer: PreTrainedTokenizerBase, task: Task) -> PromptSource:
+def _task_source(cfg: RunConfig, tokenizer: Tokenizer, task: Task, say: Say) -> PromptSource:
     stream = f"train/{cfg.train.seed}"
     reserved = set()
     if eval_task(cfg) == task:
@@ -254,13 +258,16 @@ def _task_source(cfg: RunConfig, tokenizer: PreTrainedTokenizerBase, task: Task)
         return _task_prompt(cfg, tokenizer, task, problem)
 
     origin = {"data.train": cfg.data.train, "data.task_args": cfg.data.task_args, "train.seed": cfg.train.seed}
-    source = PromptSource(draw, origin | {"held-out questions": len(reserved)})
-    # A stream that gives nothing shows here, before anything is started.
-    _require_trainable(cfg, source.look(1)[0])
-    return source
+    origin["held-out questions"] = len(reserved)
+    # A stream that gives nothing, or too little, shows here, before anything is started.
+    first = PromptSource(draw, origin)
+    _require_trainable(cfg, first.take(min(FIRST, cfg.train.prompts_per_step))[0])
+    if said := left_out(cfg, first):
+        say(said)
+    return PromptSource(draw, origin)
 
 
-def _held_out(cfg: RunConfig, tokenizer: PreTrainedTokenizerBase, task: Task) -> list[dict[str, Any]]:
+def _held_out(cfg: RunConfig, tokenizer: Tokenizer, task: Task) -> list[dict[str, Any]]:
     """The evaluation's problems; where training is on the same task, as many others must remain."""
 
     def usable(problem: dict[str, Any]) -> bool:
@@ -274,6 +281,6 @@ def _held_out(cfg: RunConfig, tokenizer: PreTrainedTokenizerBase, task: Task) ->
     return held_out(task, size, size if train_task(cfg) == task else 0, usable)
 
 
-def _task_prompt(cfg: RunConfig, tokenizer: PreTrainedTokenizerBase, task: Task, problem: dict[str, Any]) -> Prompt:
+def _task_prompt(cfg: RunConfig, tokenizer: Tokenizer, task: Task, problem: dict[str, Any]) -> Prompt:
     where = f"{PREFIX}{task.name}, question {problem['question'][:60]!r}"
     return _prompt(cfg, tokenizer, problem["question"], problem["answer"], {"entry": problem}, where)

@@ -9,6 +9,11 @@ from typing import Any
 
 from hybrid.errors import DataError
 
+
+class Unreachable(DataError):
+    """The hub does not answer, and the data is not in its cache."""
+
+
 EVALUATION_SPLITS = ("test", "validation")
 
 
@@ -72,7 +77,8 @@ def _load_hub(name: str, split: str | None):
     try:
         return datasets.load_dataset(name, split=split)
     except Exception as error:  # Network, name, access, split, builder: each with a type and a text of its own.
-        raise DataError(
+        kind = Unreachable if isinstance(error, ConnectionError) else DataError
+        raise kind(
             f"The dataset {name} (split {split or 'any'}) could not be loaded from the Hugging Face hub: "
             f"{type(error).__name__}: {error}\nCheck the name and the network. Without a network, or for a dataset that needs more "
             f"than a name: where it loads, datasets.load_dataset(...).save_to_disk(FOLDER), and give FOLDER here."

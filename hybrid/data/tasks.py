@@ -29,12 +29,12 @@ class Task:
 
     def dataset(self, seed: int, size: int):
         """The `ProceduralDataset`. Raises `DataError` for an unknown task or arguments that it refuses."""
+        if hint := unknown_task(self.name):
+            raise DataError(f"{PREFIX}{self.name}: reasoning-gym has no such task. {hint}")
         import reasoning_gym
         from reasoning_gym.composite import DatasetSpec
         from reasoning_gym.factory import DATASETS
 
-        if hint := unknown_task(self.name):
-            raise DataError(f"{PREFIX}{self.name}: reasoning-gym has no such task. {hint}")
         if reserved := {"seed", "size"} & set(self.args):
             raise DataError(
                 f"data.task_args sets {', '.join(reserved)}; the stream is endless and seeded by train.seed."

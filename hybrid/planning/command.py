@@ -10,7 +10,9 @@ from pathlib import Path
 from rich.console import Console
 
 from hybrid.config import RunConfig, load_run, resolve
+from hybrid.config.load import check_report
 from hybrid.config.resolve import GPU_SHARE
+from hybrid.config.start_rules import unusable_weights
 from hybrid.errors import ConfigError
 from hybrid.planning.calibration import calibrate
 from hybrid.planning.known_gpus import find_gpu
@@ -18,6 +20,7 @@ from hybrid.planning.machine import plan_here
 from hybrid.planning.rows import as_json
 from hybrid.planning.show import NO_BREAK, human, show, suggestion_lines
 from hybrid.rewards.load import started_functions
+from hybrid.start_check import check_models
 
 WIDTH = 160
 """Columns of the tables where the output is no terminal."""
@@ -37,8 +40,10 @@ def plan_command(
     `calibrate` raises."""
     # Overrides last: what is suggested can be added to the command as it was given.
     cfg = resolve(load_run(profile, [*machine_overrides(gpu, nodes, gpus_per_node), *overrides]))
+    # A plan says what a start would refuse; prints of the user's files are not part of it.
     with redirect_stdout(sys.stderr), started_functions(cfg):
-        pass  # a plan says what a start would refuse; prints of the user's files are not part of it
+        check_report(cfg, list(unusable_weights(cfg, shape_is_enough=True)))
+        check_models(cfg)
     if gpu is not None and cfg.model.dtype == "bfloat16" and not find_gpu(gpu).has_bf16:
         raise ConfigError(
             f"--gpu {gpu}: it has no bf16. Add model.dtype=float32, or take a GPU of compute capability 8.0 or more."

@@ -2,11 +2,19 @@
 
 from hybrid.rewards.early import EarlyScores
 from hybrid.rewards.function import RewardFunction
-from hybrid.rewards.load import check_columns, load_extra_rewards, load_reward, load_rewards, started_functions
+from hybrid.rewards.load import (
+    Functions,
+    check_columns,
+    load_extra_rewards,
+    load_reward,
+    load_rewards,
+    started_functions,
+)
 from hybrid.rewards.score import accuracy, score
 
 __all__ = [
     "EarlyScores",
+    "Functions",
     "RewardFunction",
     "accuracy",
     "check_columns",

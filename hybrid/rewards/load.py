@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 
 from hybrid.config import RunConfig
@@ -11,7 +11,7 @@ from hybrid.config.resolve import absolute_function
 from hybrid.config.violations import Violation
 from hybrid.data.samples import Prompt
 from hybrid.data.tasks import Task, eval_task, train_task
-from hybrid.errors import ConfigError
+from hybrid.errors import ConfigError, EndsProgram, HybridError
 from hybrid.rewards.columns import columns_of
 from hybrid.rewards.function import RewardFunction
 from hybrid.rewards.user import Problem, UserFunction, user_function
@@ -26,14 +26,15 @@ def started_functions(cfg: RunConfig) -> Iterator[Functions]:
     """The users' functions that a profile names, running, and fit for its data as far as that can be read at once. `load_reward` takes
     those that run. They end with the context.
 
-    Raises `ConfigError` with all that is wrong with them.
+    Raises `ConfigError` with all that is wrong with them, `EndsProgram` where one of the files ends the program.
     """
     uses = [(key, spec, data) for key, spec, data in _uses(cfg) if _is_users(spec)]
     with ExitStack() as stack:
         functions = {spec: _function(cfg, spec) for spec in dict.fromkeys(spec for _, spec, _ in uses)}
         for function in functions.values():
             stack.callback(function.close)
-        check_report(cfg, list(_violations(cfg, uses, functions)))
+        problems = {spec: function.problem() for spec, function in functions.items()}  # they have all begun to import
+        check_report(cfg, list(_violations(cfg, uses, functions, problems)), _error(problems.values()))
         yield functions
 
 
@@ -88,7 +89,7 @@ def load_reward(
     """`reasoning_gym` (the scorer of `task`), `math_verify`, or `file.py:function`; `key` is where the profile says so. `by_group` and
     `processes` are about functions of a file: those that come with hybrid look at one sample at a time.
 
-    Raises `ConfigError` when there is no such function, or it cannot be used.
+    Raises `ConfigError` when there is no such function, or it cannot be used, `EndsProgram` when its file ends the program.
     """
     if spec == "reasoning_gym":
         if task is None:
@@ -107,7 +108,7 @@ def load_reward(
     if problem := function.problem():
         function.close()
         found = _violation(key, spec, problem)
-        raise ConfigError(f"{found.rule}. {found.fix}")
+        raise _error([problem])(f"{found.rule}. {found.fix}")
     return RewardFunction(function, spec, timeout_s, by_group)
 
 
@@ -134,8 +135,14 @@ def _uses(cfg: RunConfig) -> list[tuple[str, str, str]]:
     return [(key, absolute_function(cfg, spec), data) for key, spec, data in uses if spec]
 
 
-def _violations(cfg: RunConfig, uses: list[tuple[str, str, str]], functions: Functions) -> Iterator[Violation]:
-    problems = {spec: function.problem() for spec, function in functions.items()}  # they have all begun to import
+def _error(problems: Iterable[Problem | None]) -> type[HybridError]:
+    """The class of the error that tells `problems`: code that ends the program is more than a mistake in a profile."""
+    return EndsProgram if any(problem and problem.ends_program for problem in problems) else ConfigError
+
+
+def _violations(
+    cfg: RunConfig, uses: list[tuple[str, str, str]], functions: Functions, problems: Mapping[str, Problem | None]
+) -> Iterator[Violation]:
     told = set()
     for key, spec, data in uses:
         problem = problems[spec]
@@ -148,7 +155,7 @@ def _violations(cfg: RunConfig, uses: list[tuple[str, str, str]], functions: Fun
 
 
 def _violation(key: str, spec: str, problem: Problem) -> Violation:
-    return Violation((key,), f"{key}: {spec} is invalid: {problem[0]}", problem[1])
+    return Violation((key,), f"{key}: {spec} is invalid: {problem.why}", problem.fix)
 
 
 def _fields(cfg: RunConfig) -> dict[str, str]:

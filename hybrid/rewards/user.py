@@ -6,7 +6,7 @@ import difflib
 import pickle
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from hybrid.rewards.function import Batch, Parameter, Reply, accepts, missing
@@ -20,8 +20,14 @@ FOREIGN = ("completions", "completion", "response", "solution_str", "response_st
 """Names of the responses in other systems."""
 GUARD = "Put the code that it runs on import under if __name__ == '__main__'."
 
-Problem = tuple[str, str]
-"""Why a function cannot be used, and the fix."""
+
+class Problem(NamedTuple):
+    """Why a function cannot be used."""
+
+    why: str
+    fix: str
+    ends_program: bool = False
+    """The file, on import, ends the program: by sys.exit, os._exit or a signal."""
 
 
 _running: WeakValueDictionary[tuple[str, int], UserFunction] = WeakValueDictionary()
@@ -57,9 +63,9 @@ class UserFunction:
         try:
             abouts = [self._process(i).about() for i in range(self.count)]
         except Hung as hung:
-            return f"importing {self.file.name} did not end within {self._start_s:g} s: {hung}", GUARD
+            return Problem(f"importing {self.file.name} did not end within {self._start_s:g} s: {hung}", GUARD)
         except Ended as ended:
-            return f"importing {self.file.name} ends the program: {ended}", GUARD
+            return Problem(f"importing {self.file.name} ends the program: {ended}", GUARD, ends_program=True)
         for about in abouts:
             if "parameters" not in about:
                 return self._told(about)
@@ -82,7 +88,9 @@ class UserFunction:
             fix = f"Did you mean {near[0]}?"
         else:
             fix = "Give it a default, or rename it."
-        return f"its parameter {name} has no default and is not a column of the data (a batch has {given})", fix
+        return Problem(
+            f"its parameter {name} has no default and is not a column of the data (a batch has {given})", fix
+        )
 
     def ask(self, number: int, positional: list, keywords: Batch, count: int, timeout_s: float) -> Callable[[], Reply]:
         """See `hybrid.rewards.function.Caller`."""
@@ -90,7 +98,7 @@ class UserFunction:
             process = self._process(number)
             about = process.about()
             if "parameters" not in about:
-                raise Ended("started again, it fails: " + " ".join(self._told(about)))
+                raise Ended("started again, it fails: " + " ".join(self._told(about)[:2]))
             process.send(positional, keywords, count, timeout_s)
         except (Hung, Ended) as failed:
             return self._failed(number, failed)
@@ -133,35 +141,33 @@ class UserFunction:
 
     def _told(self, about: dict[str, Any]) -> Problem:
         if "syntax" in about:
-            return (
-                f"{about['file']}, line {about['line']}, is not valid Python ({about['syntax']})",
-                "Correct the file.",
-            )
+            why = f"{about['file']}, line {about['line']}, is not valid Python ({about['syntax']})"
+            return Problem(why, "Correct the file.")
         if "raised" in about:
             error = about["raised"]
             text = f"{error['type']}: {error['text']}{error['where']}"
             if about["ends"]:
-                return f"importing {self.file.name} ends the program: {text}", GUARD
-            return f"{self.file} does not run: {text}", "Correct the file, or install what it needs."
+                return Problem(f"importing {self.file.name} ends the program: {text}", GUARD, ends_program=True)
+            return Problem(f"{self.file} does not run: {text}", "Correct the file, or install what it needs.")
         if "names" in about:
             names = about["names"]
             near = difflib.get_close_matches(self.function_name, names, n=1)
             fix = f"Did you mean {near[0]}?" if near else f"It defines {', '.join(names) or 'nothing'}."
-            return f"{self.file.name} defines no {self.function_name}", fix
+            return Problem(f"{self.file.name} defines no {self.function_name}", fix)
         if "not_function" in about:
             fix = f"Name a function, or an object that can be called, such as the one of {self.function_name}()."
-            return f"{self.function_name} is {about['not_function']}", fix
-        return f"its parameters cannot be read ({about['no_signature']})", f"Wrap it in {self._example()}."
+            return Problem(f"{self.function_name} is {about['not_function']}", fix)
+        return Problem(f"its parameters cannot be read ({about['no_signature']})", f"Wrap it in {self._example()}.")
 
     def _signature(self) -> Problem | None:
         shown = ", ".join(p.name for p in self.parameters) or "none"
         if not accepts(self.parameters, "responses"):
-            return f"it does not take responses: its parameters are {shown}", f"Write {self._example()}."
+            return Problem(f"it does not take responses: its parameters are {shown}", f"Write {self._example()}.")
         named = any(p.name == "responses" for p in self.parameters)
         foreign = [name for name in missing(self.parameters, OWN_NAMES) if name in FOREIGN]
         if foreign and not named:
             why = f"its parameter {foreign[0]} has no default, and the responses are called responses here"
-            return why, f"Rename it, or write {self._example()}."
+            return Problem(why, f"Rename it, or write {self._example()}.")
         return None
 
     def _example(self) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 from hybrid.config.generation import repaired_generation_config
 from hybrid.config.paths import local_model
-from hybrid.errors import ConfigError
+from hybrid.errors import UnusableModel
 from hybrid.tokenizer import load_tokenizer, tokenizer_files
 
 GENERATION = "generation_config.json"
@@ -52,7 +52,7 @@ def write_small_files(
 def try_export(path: str, tokenizer: Any, dtype: str, trust_remote_code: bool) -> list[str]:
     """Write all but the weights of an export to a temporary folder and read it back; returns the notes of `write_small_files`.
 
-    Raises `ConfigError` when the export of `path` would fail, or make a folder that cannot be read.
+    Raises `UnusableModel` when the export of `path` would fail, or make a folder that cannot be read.
     """
     try:
         with tempfile.TemporaryDirectory(prefix="hybrid-export-") as name:
@@ -61,14 +61,18 @@ def try_export(path: str, tokenizer: Any, dtype: str, trust_remote_code: bool) -
             again = load_tokenizer(name, trust_remote_code)
     except Exception as error:  # of any library that reads or writes here
         said = str(error.__cause__ or error)
-        raise ConfigError(
-            f"model.path: {path} is invalid: it could not be exported at the end of the run ({type(error).__name__}: "
-            f"{' '.join(said.split())[:300]}). Correct its files, or set checkpoint.export=false to train without an export."
+        raise UnusableModel(
+            "model.path",
+            path,
+            f"it could not be exported at the end of the run ({type(error).__name__}: {' '.join(said.split())[:300]})",
+            "Correct its files, or set checkpoint.export=false to train without an export.",
         ) from error
     if again.get_vocab() != tokenizer.get_vocab():
-        raise ConfigError(
-            f"model.path: {path} is invalid: its tokenizer, exported and read again, has other tokens. Save the tokenizer with "
-            "transformers' save_pretrained, or set checkpoint.export=false."
+        raise UnusableModel(
+            "model.path",
+            path,
+            "its tokenizer, exported and read again, has other tokens",
+            "Save the tokenizer with transformers' save_pretrained, or set checkpoint.export=false.",
         )
     return notes
 

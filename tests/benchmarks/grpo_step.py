@@ -17,6 +17,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from hybrid import phases
 from hybrid.config import load_run, resolve
 from hybrid.data.samples import Sample
+from hybrid.preparation import prepared
 from hybrid.session import Session, open_session
 from hybrid.trainer import Progress, train_step
 
@@ -114,7 +115,7 @@ def our_run(workload: Workload, questions: list[str], folder: Path, **sections: 
     """
     os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 (Ray spells it so)
     cfg = resolve(load_run(_profile(workload, questions, folder, sections), []), folder)
-    with open_session(cfg, folder) as session:
+    with prepared(cfg) as ready, open_session(ready, folder) as session:
         yield OurRun(session)
 
 

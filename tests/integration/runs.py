@@ -7,6 +7,8 @@ from pathlib import Path
 import yaml
 
 from hybrid.config import load_run, resolve
+from hybrid.config.run_folder import save_origin
+from hybrid.preparation import prepared
 from hybrid.telemetry.metrics import read_metrics
 from hybrid.trainer import train
 
@@ -53,7 +55,8 @@ def profile(folder: Path, model: Path, **sections: dict) -> Path:
 
 def run(path: Path, folder: Path, *overrides: str) -> list[dict]:
     """Train in `folder` and return the lines of metrics.jsonl."""
-    folder.mkdir()
-    cfg = resolve(load_run(path, list(overrides)), folder)
-    train(cfg, folder)
+    with prepared(resolve(load_run(path, list(overrides)), folder)) as ready:
+        folder.mkdir()
+        save_origin(ready.cfg, folder, [])
+        train(ready, folder)
     return read_metrics(folder / "metrics.jsonl")

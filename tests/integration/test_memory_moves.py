@@ -9,6 +9,7 @@ import pytest
 from hybrid import phases
 from hybrid.config import load_run, resolve
 from hybrid.memory.probe import process_bytes
+from hybrid.preparation import prepared
 from hybrid.session import open_session
 from hybrid.trainer import Progress, train_step
 from launch.tiny_models import make_tiny_llama
@@ -24,7 +25,8 @@ def session(tmp_path_factory):
     path = profile(folder, model, rollout={"kv_cache": "128MiB"}, data={"max_prompt_tokens": 64})
     run_dir = folder / "run"
     run_dir.mkdir()
-    with open_session(resolve(load_run(path, ["memory.policy=swap_all"]), run_dir), run_dir) as s:
+    cfg = resolve(load_run(path, ["memory.policy=swap_all"]), run_dir)
+    with prepared(cfg) as ready, open_session(ready, run_dir) as s:
         yield s
 
 

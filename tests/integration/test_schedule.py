@@ -15,7 +15,7 @@ from hybrid.memory.probe import process_bytes
 from hybrid.planning.footprint import peak
 from hybrid.planning.machine import predictor
 from hybrid.planning.plan import make_plan
-from hybrid.trainer import train
+from hybrid.preparation import prepared
 from launch.tiny_models import make_tiny_llama
 from tests.integration.runs import profile, run
 
@@ -138,9 +138,9 @@ def test_the_ledger_has_what_was_planned_and_it_was_done(runs):
 
 def test_a_run_that_does_not_fit_is_refused_before_gpus_are_asked_for(runs):
     cfg = resolve(load_run(runs.path, ["memory.device_bytes=1GiB"]), runs.folder / "refused")
-    with pytest.raises(ConfigError, match=r"train_actor is short by .* per GPU"):
-        train(cfg, runs.folder / "refused")
-    assert not (runs.folder / "refused" / "logs").exists()
+    with pytest.raises(ConfigError, match=r"train_actor is short by .* per GPU"), prepared(cfg):
+        pass
+    assert not (runs.folder / "refused").exists()
 
 
 def test_doing_what_is_suggested_makes_it_run(runs):

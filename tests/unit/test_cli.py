@@ -16,6 +16,7 @@ import yaml
 import hybrid
 from hybrid.config import SECTIONS, load_run
 from hybrid.errors import DataError, WorkerDied
+from hybrid.preparation import read_inputs
 
 CHECKOUT = Path(hybrid.__file__).resolve().parents[1]
 PROFILE = """
@@ -36,14 +37,46 @@ def profile(tmp_path, monkeypatch) -> Path:
     return path
 
 
+STAND_IN = """
+import sys, types
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from hybrid.config.resolve import in_folder
+
+@dataclass
+class Ready:
+    cfg: object
+    inputs: object = field(default_factory=lambda: types.SimpleNamespace(notes=[]))
+    def in_folder(self, run_dir):
+        return Ready(in_folder(self.cfg, run_dir))
+
+@contextmanager
+def prepared(cfg):
+    yield Ready(cfg)
+
+preparation, launcher = types.ModuleType("hybrid.preparation"), types.ModuleType("hybrid.launcher")
+preparation.prepared = prepared
+"""
+"""A run that needs no model and no data: modules for what is read before Ray starts, and for the trainer."""
+
+
 @pytest.fixture
 def trainer(monkeypatch):
     """Stands in for the trainer and keeps what it was called with."""
-    calls = []
-    module = types.ModuleType("hybrid.launcher")
-    module.launch = lambda cfg, run_dir: calls.append((cfg, run_dir))
+    calls, made = [], {}
+    exec(STAND_IN, made)
+    module = made["launcher"]
+    module.launch = lambda ready, run_dir: calls.append((ready.cfg, run_dir))
+    made["preparation"].read_inputs = read_inputs
     monkeypatch.setitem(sys.modules, "hybrid.launcher", module)
+    monkeypatch.setitem(sys.modules, "hybrid.preparation", made["preparation"])
     return types.SimpleNamespace(module=module, calls=calls)
+
+
+def sitecustomize(folder: Path, launch: str) -> None:
+    """Let a command that starts in `folder` call this `launch` in place of ours."""
+    lines = [STAND_IN, launch, "launcher.launch = launch", 'sys.modules["hybrid.launcher"] = launcher']
+    (folder / "sitecustomize.py").write_text("\n".join([*lines, 'sys.modules["hybrid.preparation"] = preparation', ""]))
 
 
 def start(*args: str, cwd: Path) -> subprocess.Popen:
@@ -141,7 +174,7 @@ def test_mistakes_in_the_profile_end_with_2_and_one_message(profile, hybrid_comm
 
 
 def test_what_fails_after_a_signal_failed_for_it(profile, hybrid_command, trainer):
-    def launch(cfg, run_dir):
+    def launch(ready, run_dir):
         try:
             signal.raise_signal(signal.SIGTERM)
         finally:
@@ -158,7 +191,7 @@ def test_what_fails_after_a_signal_failed_for_it(profile, hybrid_command, traine
 
 
 def test_errors_of_the_data_end_with_2(profile, hybrid_command, trainer):
-    def launch(cfg, run_dir):
+    def launch(ready, run_dir):
         raise DataError("a.jsonl:3 is not JSON")
 
     trainer.module.launch = launch
@@ -167,7 +200,7 @@ def test_errors_of_the_data_end_with_2(profile, hybrid_command, trainer):
 
 
 def test_errors_of_a_run_end_with_1_and_no_traceback(profile, hybrid_command, trainer):
-    def launch(cfg, run_dir):
+    def launch(ready, run_dir):
         raise WorkerDied("actor rank 1 on node 10.0.0.2 died")
 
     trainer.module.launch = launch
@@ -178,7 +211,7 @@ def test_errors_of_a_run_end_with_1_and_no_traceback(profile, hybrid_command, tr
 
 @pytest.mark.parametrize("status", [0, None, 3, "gone"])
 def test_n1_whatever_ends_the_program_is_not_a_trained_model(profile, hybrid_command, trainer, status):
-    def launch(cfg, run_dir):
+    def launch(ready, run_dir):
         sys.exit(status)
 
     trainer.module.launch = launch
@@ -190,17 +223,15 @@ def test_n1_whatever_ends_the_program_is_not_a_trained_model(profile, hybrid_com
 
 
 def test_n1_a_mistake_of_ours_ends_with_1_whatever_the_teardown_says(profile, tmp_path):
-    (tmp_path / "sitecustomize.py").write_text(
+    sitecustomize(
+        tmp_path,
         """
-import atexit, os, sys, types
-def launch(cfg, run_dir):
+import atexit, os
+def launch(ready, run_dir):
     sys.modules["ray"] = types.ModuleType("ray")
     atexit.register(os._exit, 0)
     raise ValueError("a mistake")
-module = types.ModuleType("hybrid.launcher")
-module.launch = launch
-sys.modules["hybrid.launcher"] = module
-"""
+""",
     )
     run = start("train", str(profile), cwd=tmp_path)
     _, err = run.communicate(timeout=60)
@@ -218,20 +249,18 @@ sys.modules["hybrid.launcher"] = module
     ],
 )
 def test_signals_end_a_run_through_its_cleanup(profile, tmp_path, sent, code, handler):
-    (tmp_path / "sitecustomize.py").write_text(
+    sitecustomize(
+        tmp_path,
         f"""
-import signal, sys, time, types
-def launch(cfg, run_dir):
+import signal, time
+def launch(ready, run_dir):
     try:
         {handler or "pass"}
         print("running", flush=True)
         time.sleep(30)
     finally:
         print("cleaned up", flush=True)
-module = types.ModuleType("hybrid.launcher")
-module.launch = launch
-sys.modules["hybrid.launcher"] = module
-"""
+""",
     )
     run = start("train", str(profile), "model.dtype=float32", cwd=tmp_path)  # no note on CPUs without bf16
     assert run.stdout.readline() == "running\n", run.stderr.read()

@@ -226,12 +226,15 @@ def test_n4_prompts_left_out_are_said_in_one_line(tmp_path):
     assert said == [line, line.replace("data.train", "data.eval")]
 
 
-def test_n4_a_task_says_at_the_end_how_many_were_left_out():
+def test_n4_a_task_says_at_start_and_end_how_many_are_left_out():
     cfg = config("reasoning_gym:chain_sum", max_prompt_tokens=74, task_args={"max_terms": 20}, eval_size=1)
-    source = load_prompts(cfg, tokenizer())
+    said: list[str] = []
+    source = load_prompts(cfg, tokenizer(), said.append)
+    assert len(said) == 1 and " prompts are left out" in said[0] and "of the first" in said[0]
+    assert source.seen == source.dropped == 0
     source.take(5)
     assert 0 < source.dropped < source.seen == 5 + source.dropped
-    assert f"{source.dropped} of {source.seen} prompts were left out" in left_out(cfg, source)
+    assert f"{source.dropped} of the first {source.seen} prompts are left out" in left_out(cfg, source)
     roomy = config("reasoning_gym:chain_sum", eval_size=1)
     source = load_prompts(roomy, tokenizer())
     source.take(2)

@@ -1,4 +1,5 @@
-"""A user's function is looked at before a run starts; one that cannot work is refused with exit code 2 (C32, N1)."""
+"""A user's function is looked at before a run starts: one that cannot work is refused with status 2 (C32), a file that ends the program
+with 1 (N1)."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hybrid.errors import ConfigError
+from hybrid.errors import ConfigError, EndsProgram, HybridError
 from hybrid.rewards import check_columns, load_reward, load_rewards, score, started_functions, user
 from tests.unit.data_files import config, sample, write_jsonl
 
@@ -88,8 +89,10 @@ def test_c32_a_function_that_cannot_be_called_is_refused_with_its_parameter(name
 )
 def test_n1_a_file_that_cannot_be_imported_is_refused_with_its_line(tmp_path, monkeypatch, text, said):
     monkeypatch.setattr(user, "START_S", 60 if said[:3] != "did" else 0.5)
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(HybridError, match=said) as error:
         load_reward(f"{file_of(tmp_path, text)}:fn", 0.5)
+    assert isinstance(error.value, EndsProgram) == said.startswith("ends the program")
+    assert isinstance(error.value, ConfigError) != said.startswith("ends the program")
 
 
 def test_a_spec_that_names_no_function_is_explained():
@@ -163,8 +166,16 @@ def test_what_a_file_prints_is_no_part_of_a_plan(profile, hybrid_command):
 
 
 @pytest.mark.parametrize("command", [("train",), ("train", "--dry-run"), ("plan",)])
-def test_the_command_refuses_with_2_and_leaves_nothing(profile, hybrid_command, command, tmp_path):
-    file_of(profile.parent, "import sys\ndef main(): ...\nsys.exit(main())\n", "mine.py")
+@pytest.mark.parametrize(
+    ("last_line", "status", "said"),
+    [
+        ("sys.exit(main())", 1, "mine.py ends the program: SystemExit"),
+        ("import os; os._exit(0)", 1, "mine.py ends the program: its process ended with status 0"),
+        ("raise KeyError(1)", 2, "mine.py does not run: KeyError"),
+    ],
+)
+def test_n1_the_command_refuses_and_leaves_nothing(profile, hybrid_command, command, last_line, status, said, tmp_path):
+    file_of(profile.parent, f"import sys\ndef main(): ...\n{last_line}\n", "mine.py")
     name, *options = command
     overrides = [
         "model.path=some-org/some-model",
@@ -172,7 +183,8 @@ def test_the_command_refuses_with_2_and_leaves_nothing(profile, hybrid_command, 
         f"reward.extra={{{FILE}:trl_style: 0.5}}",
     ]
     result = hybrid_command(name, profile, *overrides, *options)
-    assert result.exit_code == 2
-    assert "2 problems" in result.output and "mine.py ends the program: SystemExit" in result.output
-    assert "if __name__ == '__main__'" in result.output and "completions" in result.output
+    assert result.exit_code == status, result.output
+    assert result.stderr.startswith(f"error: {profile}: 2 problems\n")
+    assert said in result.output and "completions" in result.output
+    assert ("if __name__ == '__main__'" in result.output) == (status == 1)
     assert not (tmp_path / "elsewhere" / "runs").exists()

@@ -48,7 +48,7 @@ def refusal(folder: Path, *overrides: str, plan_only: bool = False) -> str:
         cfg = load_run(profile, list(overrides))
         if not plan_only:
             check_start(cfg)
-            refusal.notes = check_models(resolve(cfg))
+            refusal.notes = check_models(resolve(cfg)).notes
     except ConfigError as error:
         assert str(error).count(str(folder)) >= 1 or overrides
         return str(error)
