@@ -64,15 +64,17 @@ install_for() { # suite
 }
 
 run_suite() { # suite pytest-arguments...
-    local suite="$1" status threads="" limit=7200
+    local suite="$1" status threads="" workers=0 limit=7200
     shift
     choose_environment "$suite"
-    [[ "$suite" == unit ]] && threads=1 limit=600
+    # A process per core, of one thread each; eight at most, as each imports for ten seconds. nproc takes OMP_NUM_THREADS for the cores.
+    [[ "$suite" == unit ]] && threads=1 limit=600 workers="$(env -u OMP_NUM_THREADS nproc)"
     [[ "$suite" == integration ]] && limit=4200
     say "== $suite"
     PATH="$VENV/bin:$PATH" LIMIT="${HYBRID_TEST_LIMIT:-$limit}" run_session \
         env ${threads:+OMP_NUM_THREADS=$threads} HYBRID_VENV="$VENV" HYBRID_EXTRA="$DEVICE" \
-        "$VENV/bin/python" -m pytest "$CHECKOUT/tests/$suite" --durations=15 --durations-min=1 --junitxml="$REPORTS/$suite.xml" "$@"
+        "$VENV/bin/python" -m pytest "$CHECKOUT/tests/$suite" --numprocesses="$workers" --maxprocesses=8 --dist=worksteal \
+        --durations=15 --durations-min=1 --junitxml="$REPORTS/$suite.xml" "$@"
     status=$?
     ((status == 5)) && warn "$suite: no test was run (pytest found none, or the arguments selected none)"
     ((status == 0 || status == 130 || status == 143)) || warn "$suite: failed (exit status $status)"

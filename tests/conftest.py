@@ -38,8 +38,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    if exitstatus == pytest.ExitCode.OK and _heavy_imports(session.config):
+    heavy = _heavy_imports(session.config)
+    if (told := getattr(session.config, "workeroutput", None)) is not None:  # this process runs tests for another
+        told["heavy imports"] = heavy
+    elif exitstatus == pytest.ExitCode.OK and heavy:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node, error: object) -> None:
+    """A process that ran tests for this one has ended."""
+    heavy = getattr(node, "workeroutput", {}).get("heavy imports", [])
+    node.config.stash.setdefault(_HEAVY_IN_WORKERS, set()).update(heavy)
 
 
 def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
@@ -52,9 +62,12 @@ def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
 
 
 _ONLY_UNIT = pytest.StashKey[bool]()
+_HEAVY_IN_WORKERS = pytest.StashKey[set[str]]()
 
 
 def _heavy_imports(config: pytest.Config) -> list[str]:
+    if in_workers := config.stash.get(_HEAVY_IN_WORKERS, None):
+        return sorted(in_workers)
     if not config.stash.get(_ONLY_UNIT, False):
         return []
     return [name for name in NOT_IN_UNIT_TESTS if name in sys.modules]

@@ -73,6 +73,14 @@ def trainer(monkeypatch):
     return types.SimpleNamespace(module=module, calls=calls)
 
 
+@pytest.fixture
+def light(tmp_path) -> list[str]:
+    """Overrides after which a process of its own imports no reasoning-gym, which takes longer than all else before a run."""
+    data = tmp_path / "data.jsonl"
+    data.write_text('{"prompt": "1 + 1", "label": "2"}\n')
+    return [f"data.train={data}", "reward.function=math_verify"]
+
+
 def sitecustomize(folder: Path, launch: str) -> None:
     """Let a command that starts in `folder` call this `launch` in place of ours."""
     lines = [STAND_IN, launch, "launcher.launch = launch", 'sys.modules["hybrid.launcher"] = launcher']
@@ -222,7 +230,7 @@ def test_n1_whatever_ends_the_program_is_not_a_trained_model(profile, hybrid_com
     )
 
 
-def test_n1_a_mistake_of_ours_ends_with_1_whatever_the_teardown_says(profile, tmp_path):
+def test_n1_a_mistake_of_ours_ends_with_1_whatever_the_teardown_says(profile, light, tmp_path):
     sitecustomize(
         tmp_path,
         """
@@ -233,7 +241,7 @@ def launch(ready, run_dir):
     raise ValueError("a mistake")
 """,
     )
-    run = start("train", str(profile), cwd=tmp_path)
+    run = start("train", str(profile), *light, cwd=tmp_path)
     _, err = run.communicate(timeout=60)
     assert run.returncode == 1 and "ValueError: a mistake" in err
 
@@ -248,7 +256,7 @@ def launch(ready, run_dir):
         (signal.SIGTERM, 143, "signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(number))"),
     ],
 )
-def test_signals_end_a_run_through_its_cleanup(profile, tmp_path, sent, code, handler):
+def test_signals_end_a_run_through_its_cleanup(profile, light, tmp_path, sent, code, handler):
     sitecustomize(
         tmp_path,
         f"""

@@ -37,27 +37,28 @@ def test_process_bytes_follow_an_allocation():
 FREES = """
 import torch
 from hybrid.memory.probe import keep_free_memory, process_bytes, release_free_memory
-{first}
-blocks = [torch.ones(8 << 18) for _ in range(24)]
-full = process_bytes().rss
-del blocks
-freed = process_bytes().rss
-release_free_memory("cpu")
-print(*((full - size) >> 20 for size in (freed, process_bytes().rss)))
+
+def given_back():
+    blocks = [torch.ones(8 << 18) for _ in range(24)]
+    full = process_bytes().rss
+    del blocks
+    freed = process_bytes().rss
+    release_free_memory("cpu")
+    return [(full - size) >> 20 for size in (freed, process_bytes().rss)]
+
+print(*given_back())
+keep_free_memory()
+print(*given_back())
 """
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="glibc's")
 def test_freed_memory_is_kept_until_it_is_given_back():
     """24 blocks of 8 MiB."""
-
-    def given_back(first):
-        code = FREES.format(first=first)
-        printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-        return [int(size) for size in printed.split()]
-
-    assert min(given_back("")) > 180
-    on_freeing, when_asked = given_back("keep_free_memory()")
+    printed = subprocess.run([sys.executable, "-c", FREES], capture_output=True, text=True, check=True).stdout
+    at_first, kept = ([int(size) for size in line.split()] for line in printed.splitlines())
+    assert min(at_first) > 180
+    on_freeing, when_asked = kept
     assert on_freeing < 10 and when_asked > 180
 
 

@@ -172,15 +172,16 @@ def test_human_bytes(count, shown):
 
 
 RUN = """
-import sys, time
+import os, sys, time
+pause = float(os.environ.get("PAUSE", 0))
 from hybrid.telemetry.console import Console
 with Console(sys.argv[1]) as console:
     console.start("hybrid first", "runs/first", 3)
     console.stage("starting 2 engines")
-    time.sleep(0.3)
+    time.sleep(pause)
     for step in (1, 2, 3):
         console.phase("generate")
-        time.sleep(0.3)
+        time.sleep(pause)
         console.step({"step": step, "reward/mean": 0.25, "tokens/per_second": 312.0, "time/step": 16.0})
     print("printed by someone else")
     if sys.argv[2:]:
@@ -214,7 +215,7 @@ def on_terminal(*args, **env):
 
 
 def test_bar_on_a_terminal():
-    status, text = on_terminal("auto")
+    status, text = on_terminal("auto", PAUSE="0.3")  # longer than the bar waits between two pictures
     plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text)
     assert status == 0
     assert re.search(r"step 1/3 +━.*elapsed, 32 s left", plain)
