@@ -36,6 +36,7 @@ The self-test after the first weight sync then compares vLLM with the trainer, a
 """
 REASONS: tuple[tuple[str, str], ...] = (
     ("`is_encoder_decoder`: T5, BART", "A policy is a decoder alone."),
+    ("an encoder whose `is_decoder` is not true: BERT, RoBERTa", "Its tokens see those after them."),
     ("`vision_config`, `audio_config`", "Parts beside the language model are not trained."),
     (
         "`num_kv_shared_layers`: Gemma 3n, Gemma 4",
@@ -72,6 +73,14 @@ REASONS: tuple[tuple[str, str], ...] = (
         "A state along the sequence would be shared by packed rows.",
     ),
     ("a type that transformers has no causal language model of", "There is nothing to train."),
+    (
+        "a model whose layers do not hand on what its attention is told: Nemotron, Moshi",
+        "Its attention cannot be told which rows are packed. Found as the passes are planned.",
+    ),
+    (
+        "a model whose passes depend on values: JetMoE, LongCat Flash, and OPT with `model.gradient_checkpointing`",
+        "Its memory cannot be planned.",
+    ),
 )
 NOTES = """
 ## To be known

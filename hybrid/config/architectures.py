@@ -60,8 +60,11 @@ STATE = "keep a state along the sequence, which packed rows would share"
 OTHER_LAYERS: dict[str, str] = {
     "linear_attention": STATE,
     "mamba": STATE,
+    "mamba2": STATE,
+    "rwkv": STATE,
     "recurrent": STATE,
     "hybrid": STATE,
+    "hybrid_sliding": STATE,
     "conv": "mix neighbouring tokens, also those of two packed rows",
     "indexed_attention": "choose the tokens that they attend to by an index, which packed attention does not compute",
 }
@@ -77,11 +80,13 @@ KEYS_OF_LAYERS: dict[str, str] = {
     "lru_width": "recurrent",
     "mamba_d_state": "mamba",
     "mamba_num_heads": "mamba",
-    "rescale_every": "recurrent",
+    "rescale_every": "rwkv",
     "ssm_cfg": "mamba",
     "state_size": "mamba",
 }
 """Keys of configs that need not name their layer types -> the type that they mean."""
+ANY_STATE = "linear_attention"
+"""transformers 5 writes this type for every layer with a state; the config's other keys say which kind it is."""
 TIED_ONLY = ("cohere", "cohere2", "cohere2_moe", "gemma2")
 """vLLM ignores a head of their own."""
 SINKS = ("gpt_oss", "granite_swa", "granitemoe_swa", "mimo_v2_flash")
@@ -185,12 +190,21 @@ def _other_parts(config: Config, text: Config) -> Refusal | None:
 
 
 def _layer_types(config: Config, text: Config) -> Refusal | None:
-    named = next((key for key in ("layer_types", "layers_block_type", "block_types") if text.get(key)), None)
+    names = ("layer_types", "layers_block_type", "block_types")
+    named = next((key for key in names if text.get(key) and isinstance(text[key], list)), None)
+    key = next((key for key in KEYS_OF_LAYERS if text.get(key)), None)
     if named is None:
-        key = next((key for key in KEYS_OF_LAYERS if text.get(key)), None)
-        return None if key is None else _layer_refusal(KEYS_OF_LAYERS[key], key)
-    other = next((kind for kind in text[named] if kind not in PLAIN_LAYERS), None)
+        return None if key is None else _layer_refusal(_kind_of(text, key), key)
+    other = next((str(kind) for kind in text[named] if kind not in PLAIN_LAYERS), None)
+    if other == ANY_STATE and key and OTHER_LAYERS[own := _kind_of(text, key)] == STATE and own != other:
+        return _layer_refusal(own, f"{key}; {other} in {named}")
     return None if other is None else _layer_refusal(other, named)
+
+
+def _kind_of(text: Config, key: str) -> str:
+    """The type of the layers that `key` is about: models of such layers alone have its name."""
+    kind = text.get("model_type")
+    return kind if kind in OTHER_LAYERS else KEYS_OF_LAYERS[key]
 
 
 def _layer_refusal(kind: str, key: str) -> Refusal:
@@ -270,6 +284,8 @@ def _own_attention(config: Config, text: Config) -> Refusal | None:
         return Refusal(
             f"{found.__name__} computes attention past transformers' interface, so packed rows cannot be kept apart"
         )
+    if getattr(found.config_class, "is_decoder", None) is False and not text.get("is_decoder"):
+        return Refusal("it is an encoder, whose tokens see those after them (is_decoder=false)")
     return None
 
 

@@ -7,6 +7,7 @@ that of queries adds up in float32, with room for a block of rows after each seq
 from __future__ import annotations
 
 import torch
+from torch.nn.functional import pad
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
@@ -54,11 +55,13 @@ class _Flash(torch.autograd.Function):
         return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value), None
 
 
-def _planned_flash(module, query, key, value, _mask, *, cu_seq_lens_q, **_kwargs):
-    """Heads first in, tokens first out, as transformers' attention functions."""
+def _planned_flash(module, query, key, value, attention_mask, *, cu_seq_lens_q, **_kwargs):
+    """Heads first in, tokens first out, as transformers' attention functions. Shorter values become as long as the keys, as there."""
     attention.record(module)
-    by_token = (t[0].transpose(0, 1) for t in (query, key, value))
-    return _Flash.apply(*by_token, len(cu_seq_lens_q) - 1)[None], None
+    head, own = query.shape[-1], value.shape[-1]
+    padded = value if own == head else pad(value, (0, head - own))
+    by_token = (t[0].transpose(0, 1) for t in (query, key, padded))
+    return _Flash.apply(*by_token, len(cu_seq_lens_q) - 1)[None, ..., :own], None
 
 
 AttentionInterface.register(FLASH, _planned_flash)

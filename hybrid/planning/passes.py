@@ -13,11 +13,17 @@ import torch
 from torch import nn
 
 from hybrid.data.batches import Lengths
+from hybrid.errors import ConfigError
 from hybrid.planning.flash import FLASH
 from hybrid.planning.shapes import build, model_errors, read_config
 from hybrid.planning.working_set import Trace, trace
 from hybrid.roles import attention
 from hybrid.roles.packing import Row, pack
+
+TYPES_OF_LAYERS = ("layer_types", "mlp_layer_types")
+"""Keys of configs that hold an entry for each layer."""
+FIRST_DENSE = ("first_k_dense_replace", "moe_layer_start_index", "num_dense_layers")
+"""Keys of configs that say how many layers come before the first with experts."""
 
 
 @lru_cache(maxsize=64)
@@ -50,6 +56,11 @@ def packed_pass(
         model = build(with_layers(config, layers), kind, dtype, name, trust_remote_code, dropout)
         if checkpointing:
             trunk = model.hf if kind == "policy" else model.trunk
+            if not trunk.supports_gradient_checkpointing:
+                why = f"{type(trunk).__name__} of {path} cannot recompute its activations"
+                raise ConfigError(
+                    f"model.gradient_checkpointing: true is invalid: {why}. Set it to false, or name another model."
+                )
             trunk.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         if fp32_gradients:
             for p in model.parameters():
@@ -91,10 +102,12 @@ def with_layers(config: Any, layers: int) -> Any:
     if layers == text.num_hidden_layers:
         return changed
     text.num_hidden_layers = layers
-    if getattr(text, "layer_types", None):
-        text.layer_types = text.layer_types[-layers:]
-    if getattr(text, "first_k_dense_replace", None):
-        text.first_k_dense_replace = 0
+    for key in TYPES_OF_LAYERS:
+        if getattr(text, key, None):
+            setattr(text, key, getattr(text, key)[-layers:])
+    for key in FIRST_DENSE:
+        if getattr(text, key, None):
+            setattr(text, key, 0)
     return changed
 
 

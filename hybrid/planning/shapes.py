@@ -10,6 +10,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hybrid.config.architectures import ANOTHER
 from hybrid.config.known_models import known_models
 from hybrid.errors import ConfigError, NotExact
 
@@ -79,6 +80,13 @@ def model_errors(path: str) -> Iterator[None]:
     except ConfigError:
         raise
     except Exception as error:
+        from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+
+        if isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
+            raise ConfigError(
+                f"{path} is invalid: the memory of its passes depends on values that only a run has ({error}), and cannot be planned. "
+                f"{ANOTHER}"
+            ) from error
         said = " ".join(str(error).split())[:LONGEST_REASON]
         raise ConfigError(
             f"The config.json of {path} describes no causal language model that can be planned for ({type(error).__name__}: {said}). "

@@ -125,7 +125,8 @@ def trace(
         found = decoder_layers(model)
         _watch_layers(found, counter)
         for p in model.parameters():
-            p.register_post_accumulate_grad_hook(counter.take_gradient)
+            if p.requires_grad:  # routers have biases that the loss does not move
+                p.register_post_accumulate_grad_hook(counter.take_gradient)
         with counter, torch.set_grad_enabled(backward):
             out = run(model)
             if backward:

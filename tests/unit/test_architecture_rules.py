@@ -62,6 +62,17 @@ def test_every_type_of_the_table_has_a_tiny_model():
     [
         ({"model_type": "qwen3_5_text", "layer_types": ["linear_attention", "full_attention"]}, f"linear_attention .*{STATE}"),
         ({"model_type": "granitemoehybrid", "layer_types": ["mamba", "attention"]}, f"type mamba .*{STATE}"),
+        (
+            {"model_type": "granitemoehybrid", "layer_types": ["linear_attention", "full_attention"], "mamba_d_state": 16},
+            rf"type mamba \(mamba_d_state; linear_attention in layer_types\) {STATE}",
+        ),
+        (
+            {"model_type": "qwen3_next", "layer_types": ["linear_attention", "full_attention"], "linear_num_value_heads": 4},
+            rf"type linear_attention \(layer_types\) {STATE}",
+        ),
+        ({"model_type": "mamba2", "state_size": 16}, rf"type mamba2 \(state_size\) {STATE}"),
+        ({"model_type": "rwkv", "rescale_every": 6}, rf"type rwkv \(rescale_every\) {STATE}"),
+        ({"model_type": "bert"}, r"it is an encoder.*\(is_decoder=false\)"),
         ({"model_type": "lfm2", "layer_types": ["conv", "full_attention"]}, "type conv .* neighbouring tokens"),
         ({"model_type": "new_one", "layer_types": ["full_attention", "retention"]}, "type retention .* not known"),
         ({"model_type": "qwen3_next", "linear_num_value_heads": 32}, f"linear_num_value_heads.*{STATE}"),
@@ -94,6 +105,7 @@ def test_other_types_are_not_refused_as_such():
     assert why(model_type="exaone4", layer_types=["full_attention", "sliding_attention"]) is None
     assert why(model_type="granitemoehybrid", layer_types=["attention", "attention"], mamba_d_state=16) is None
     assert why(model_type="llama4_text", attention_chunk_size=8192, attn_temperature_tuning=False) is None
+    assert why(model_type="bert", is_decoder=True) is None
     assert why(model_type="mine", auto_map={"AutoModelForCausalLM": "mine.Mine"}) is None
 
 

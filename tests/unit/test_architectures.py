@@ -9,11 +9,12 @@ import torch
 
 from hybrid.data.batches import Lengths
 from hybrid.errors import ConfigError
-from hybrid.planning.passes import packed_pass
+from hybrid.planning.passes import packed_pass, with_layers
+from hybrid.planning.shapes import read_config
 from hybrid.roles.weights import WeightBuckets, checkpoint_parts
 from hybrid.rollout.checkpoint_names import checkpoint_shapes
 from tests.architecture_checks import eager, gradient_norms, load, packed_difference
-from tests.tiny_architectures import TRAINED, make_tiny_architecture, tiny_architecture_config
+from tests.tiny_architectures import BASE, TRAINED, make_tiny_architecture, tiny_architecture_config
 
 COMPUTED = ("qwen3_moe", "gpt_neox", "deepseek_v3")
 """Rows whose passes are compared here; tests/e2e compares all."""
@@ -84,15 +85,60 @@ def test_checkpoints_that_join_what_transformers_splits_are_refused():
         checkpoint_parts(model)
 
 
-def test_experts_are_planned_in_fp32(folders):
-    def held(dtype):
-        options = {"implementation": "sdpa", "checkpointing": False, "backward": True, "device": "cpu"}
-        rows = (Lengths(0, 8, 8),)
-        return packed_pass(
-            str(folders("qwen3_moe")), "policy", rows, dtype=dtype, trust_remote_code=False, **options
-        ).held
+def planned(folder, **options):
+    """The trace of a training pass of 16 tokens."""
+    usual = {"implementation": "sdpa", "checkpointing": False, "backward": True, "device": "cpu"}
+    usual |= {"dtype": torch.bfloat16, "trust_remote_code": False}
+    return packed_pass(str(folder), "policy", (Lengths(0, 8, 8),), **(usual | options))
 
-    assert held(torch.bfloat16) < held(torch.float32) < 2 * held(torch.bfloat16)
+
+def test_experts_are_planned_in_fp32(folders):
+    held = [planned(folders("qwen3_moe"), dtype=dtype).held for dtype in (torch.bfloat16, torch.float32)]
+    assert held[0] < held[1] < 2 * held[0]
+
+
+def test_values_that_are_shorter_than_keys_are_planned_with_flash_attention(folders):
+    assert "first layer" in planned(folders("deepseek_v2"), implementation="flash_attention_2").highest
+
+
+def config_of(folder, model_type, **fields):
+    """Save the config of a tiny `model_type`, with an expert or two where it has some."""
+    from transformers import AutoConfig
+
+    AutoConfig.for_model(model_type, **(BASE | fields)).save_pretrained(folder)
+    return folder
+
+
+def test_router_biases_that_are_not_trained_are_planned(tmp_path):
+    experts = {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 64}
+    assert planned(config_of(tmp_path, "ernie4_5_moe", **experts)).held > 0
+
+
+def test_layers_with_experts_stand_for_deep_models_that_begin_with_dense_ones(tmp_path):
+    folder = config_of(tmp_path / "glm", "glm4_moe_lite", num_hidden_layers=5)
+    assert with_layers(read_config(str(folder)), 3).mlp_layer_types == ["sparse"] * 3
+    folder = config_of(tmp_path / "ernie", "ernie4_5_moe", num_hidden_layers=5, moe_layer_start_index=4)
+    assert with_layers(read_config(str(folder)), 3).moe_layer_start_index == 0
+
+
+@pytest.mark.parametrize(
+    ("model_type", "fields", "checkpointing", "said"),
+    [
+        ("jetmoe", {"num_local_experts": 4, "kv_channels": 32}, False, "depends on values that only a run has"),
+        (
+            "ctrl",
+            {"n_embd": 128, "n_head": 4, "n_layer": 2, "dff": 256},
+            True,
+            "gradient_checkpointing: true is invalid",
+        ),
+        ("nemotron", {}, False, "NemotronAttention is not told which rows are packed"),
+    ],
+)
+def test_passes_that_cannot_be_planned_are_refused_in_a_sentence(tmp_path, model_type, fields, checkpointing, said):
+    folder = config_of(tmp_path, model_type, **fields)
+    with pytest.raises(ConfigError, match=said) as raised:
+        planned(folder, checkpointing=checkpointing)
+    assert str(folder) in str(raised.value)
 
 
 def test_weights_that_the_files_lack_are_an_error(folders, tmp_path):
@@ -110,8 +156,5 @@ def test_a_model_that_computes_attention_by_itself_is_refused_when_it_is_planned
     from transformers import BloomConfig
 
     BloomConfig(hidden_size=64, n_layer=2, n_head=2, vocab_size=512).save_pretrained(tmp_path)
-    options = {"implementation": "sdpa", "checkpointing": False, "backward": False, "device": "cpu"}
     with pytest.raises(ConfigError, match="past transformers' interface"):
-        packed_pass(
-            str(tmp_path), "policy", (Lengths(0, 8, 8),), dtype=torch.float32, trust_remote_code=False, **options
-        )
+        planned(tmp_path, backward=False, dtype=torch.float32)
