@@ -117,9 +117,8 @@ def _task_is_known(key: str, value: str) -> Finding | None:
 
 def unknown_task(name: str) -> str | None:
     """What to do about a task that reasoning-gym has not; None where it has it."""
-    logging.getLogger("matplotlib").setLevel(
-        logging.ERROR
-    )  # tasks import it, and it warns of a home that it cannot write to
+    # Tasks import matplotlib, which warns where it cannot write to the home folder; that is told, if it matters, by who needs the folder.
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
     from reasoning_gym.factory import DATASETS  # a second: only for those who use it
 
     if name in DATASETS:

@@ -87,9 +87,9 @@ def sitecustomize(folder: Path, launch: str) -> None:
     (folder / "sitecustomize.py").write_text("\n".join([*lines, 'sys.modules["hybrid.preparation"] = preparation', ""]))
 
 
-def start(*args: str, cwd: Path) -> subprocess.Popen:
+def start(*args: str, cwd: Path, **env: str) -> subprocess.Popen:
     """The command as its own process, which hears SIGHUP even when the tests run under nohup."""
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(cwd), str(CHECKOUT)])}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(cwd), str(CHECKOUT)])} | env
     command = [sys.executable, "-c", "from hybrid.cli import main; main()", *args]
     return subprocess.Popen(
         command,
@@ -205,6 +205,14 @@ def test_errors_of_the_data_end_with_2(profile, hybrid_command, trainer):
     trainer.module.launch = launch
     result = hybrid_command("train", profile)
     assert (result.exit_code, result.stderr) == (2, "error: a.jsonl:3 is not JSON\n")
+
+
+def test_c47_a_home_that_cannot_be_written_is_one_error(profile, tmp_path):
+    run = start("train", str(profile), cwd=tmp_path, HOME="/proc/none", MPLCONFIGDIR="", RAY_AUTH_MODE="token")
+    out, err = run.communicate(timeout=60)
+    assert (run.returncode, out) == (2, "")
+    assert err.startswith("error: HOME=/proc/none is invalid: ") and err.count("\n") == 1, err
+    assert not (tmp_path / "runs").exists()
 
 
 def test_errors_of_a_run_end_with_1_and_no_traceback(profile, hybrid_command, trainer):
