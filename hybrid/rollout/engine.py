@@ -20,6 +20,7 @@ from hybrid.rollout.checkpoint_names import HEADS, check_bucket, check_complete,
 from hybrid.rollout.requests import Completion, EngineOptions, GenerateRequest, SamplingOptions, tokens_held_at_most
 from hybrid.rollout.residency import MOVABLE, PARTS, check_come, check_leave
 from hybrid.rollout.stepping import Finished, finished, settle
+from hybrid.rollout.texts import decodes_at_end
 from hybrid.rollout.traces import take_traces
 from hybrid.telemetry.torch_trace import OpTrace
 
@@ -94,13 +95,16 @@ class Engine:
             self.llm.reset_prefix_cache()  # a cached prefix changes the shapes of the pass, and with them the last bits
         if seed is not None:
             self.llm.collective_rpc("hybrid_seed", args=(seed,))
+        tokenizer = self.llm.get_tokenizer()
+        at_end = decodes_at_end(sampling, tokenizer)
+        drawn = [sampling.greedy() if r.greedy else sampling for r in requests]
         names = self.llm.enqueue(
             [{"prompt_token_ids": r.token_ids} for r in requests],
-            [vllm_setup.sampling_params(sampling.greedy() if r.greedy else sampling, r.seed) for r in requests],
+            [vllm_setup.sampling_params(s, r.seed, not at_end) for s, r in zip(drawn, requests, strict=True)],
             use_tqdm=False,
         )
         lengths: list[int] = []
-        for portion in finished(self.llm, names, self.weight_version):
+        for portion in finished(self.llm, names, self.weight_version, tokenizer if at_end else None):
             lengths += [len(requests[i].token_ids) + len(c.token_ids) for i, group in portion for c in group]
             yield portion
         settle(self.llm)
