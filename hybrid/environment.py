@@ -28,12 +28,14 @@ FIXED = ("actor", "rollout")
 
 @dataclass(frozen=True)
 class Place:
-    """Where in the run a process is: the device of all roles, its own role and GPU, and whether its peers may live on other nodes."""
+    """Where in the run a process is: the device of all roles, its own role and GPU, whether its peers may live on other nodes, and whether
+    it stays on the cores beside its GPU."""
 
     device: str
     role: str
     gpu_id: str
     several_nodes: bool
+    beside_gpu: bool = False
 
 
 def process_environment(

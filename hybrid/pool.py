@@ -52,6 +52,8 @@ class Pool:
     """Where Ray was started for this pool alone."""
     temp: Path
     """Folder for temporary files of all processes."""
+    bind_numa: bool = False
+    """Processes with one GPU stay on the cores beside it."""
     dashboard_url: str | None = None
     package: Package = field(default_factory=own_package)
     workers: list[Worker] = field(default_factory=list)
@@ -70,18 +72,21 @@ class Pool:
         role: str,
         rank: int,
         bundle: Bundle,
+        gpus: int = 1,
         env: dict[str, str] | None = None,
         args: tuple = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Worker:
-        """Start `cls(*args, **kwargs)` as one process in `bundle`; its output goes to `<log_dir>/<role>-<rank>.log`."""
+        """Start `cls(*args, **kwargs)` as one process in `bundle`; its output goes to `<log_dir>/<role>-<rank>.log`. `gpus`: how many it
+        uses, that of its bundle among them."""
         log_file = self.log_dir / f"{role}-{rank}.log"
         actor = as_process(cls).options(
             num_gpus=self.gpu_share,
             num_cpus=self.gpu_share,
             scheduling_strategy=PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=bundle.slot),
         )
-        place = Place(self.device, role, bundle.gpu_id, several_nodes=len({each.node for each in self.bundles}) > 1)
+        several_nodes = len({each.node for each in self.bundles}) > 1
+        place = Place(self.device, role, bundle.gpu_id, several_nodes, beside_gpu=self.bind_numa and gpus == 1)
         handle = actor.remote(str(log_file), env or {}, place, str(self.temp), self.package, *args, **(kwargs or {}))
         worker = Worker(role=role, rank=rank, node=bundle.node, handle=handle, log_file=log_file)
         self.workers.append(worker)
@@ -144,6 +149,7 @@ def open_pool(
     address: str | None = None,
     timeout_s: float = 120,
     dashboard: bool = True,
+    bind_numa: bool = False,
 ) -> Pool:
     """Start or join Ray and reserve the bundles.
 
@@ -173,6 +179,7 @@ def open_pool(
         temp = leftovers.make_temp_folder()
         pool = Pool(group, [], processes_per_bundle, device, log_dir.absolute(), own_ray, temp, url)
         pool.bundles = _order_bundles(pool, num_nodes, gpus_per_node, max(10.0, deadline - time.monotonic()))
+        pool.bind_numa = bind_numa
         return pool
     except BaseException:
         if pool is not None:

@@ -40,6 +40,10 @@ def as_process(cls: type):
             os.environ.update(process_environment(place, os.environ, address))
             check_same(package, look(), f"node {address}")
             take_over_path(package)
+            if place.beside_gpu:
+                from hybrid.numa import bind_to_gpu
+
+                print(bind_to_gpu(place.gpu_id), flush=True)
             use_temp_folder(temp)
             pause_gc()
             self.spans = Spans()

@@ -143,6 +143,7 @@ def open_session(ready: Prepared, run_dir: Path) -> Iterator[Session]:
             address=cfg.cluster.address,
             timeout_s=cfg.cluster.start_timeout_s,
             dashboard=cfg.cluster.dashboard,
+            bind_numa=cfg.cluster.bind_numa,
         )
         stack.callback(pool.stop)
         report.cluster_is_up(pool.dashboard_url)

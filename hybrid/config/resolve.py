@@ -104,7 +104,8 @@ def _cluster(cfg: RunConfig) -> dict[str, Any]:
     threads = cluster.threads_per_process
     if threads == "auto":
         threads = max(1, machine.cpu_cores() // max(1, gpus))
-    return {"device": device, "gpus_per_node": gpus, "threads_per_process": threads}
+    bind = device == "cuda" if cluster.bind_numa == "auto" else cluster.bind_numa
+    return {"device": device, "gpus_per_node": gpus, "threads_per_process": threads, "bind_numa": bind}
 
 
 def _model(cfg: RunConfig, notes: list[str]) -> dict[str, Any]:

@@ -105,6 +105,15 @@ def many_nodes_need_a_cluster(cfg: RunConfig) -> Finding | None:
         )
 
 
+@rule("cluster.bind_numa", "cluster.device")
+def binding_needs_cuda(cfg: RunConfig) -> Finding | None:
+    if cfg.cluster.bind_numa and cfg.cluster.device == "cpu":
+        return (
+            "cluster.bind_numa: true is invalid: with cluster.device cpu there is no GPU to stay beside",
+            "Set cluster.bind_numa to auto or false.",
+        )
+
+
 @rule("memory.tier", "cluster.device")
 def pinned_memory_needs_cuda(cfg: RunConfig) -> Finding | None:
     if cfg.memory.tier == "pinned" and cfg.cluster.device == "cpu":

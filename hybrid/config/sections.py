@@ -39,6 +39,11 @@ class Cluster(Section):
     """Seconds that one call to a role or an engine may take before the run is ended with a diagnosis."""
     threads_per_process: Positive | Auto = "auto"
     """CPU threads of each process. `auto`: this machine's cores / gpus_per_node."""
+    bind_numa: bool | Auto = "auto"
+    """Keep each process that has one GPU on the cores of the NUMA node that the GPU hangs on: copies to pinned memory and
+    launches of kernels then stay on one socket. Left alone where the machine does not say where a GPU is, or where a GPU
+    would get fewer cores than its even part of those that affinity and control groups allow; the process's log says which.
+    `auto`: true on cuda; there is nothing to lose, as Linux alone moves processes between sockets."""
     dashboard: bool = True
     """Start Ray's dashboard with a Ray of our own."""
 

@@ -83,6 +83,7 @@ def measure_processes(
         log_dir=folder / "logs",
         timeout_s=cfg.cluster.start_timeout_s,
         dashboard=False,
+        bind_numa=cfg.cluster.bind_numa,
     )
     before = _device_used(cfg)
     try:

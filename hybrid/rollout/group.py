@@ -51,7 +51,7 @@ class EngineGroup:
             options = replace(self.options, gpu_ids=tuple(b.gpu_id for b in bundles))
             env = {"OMP_NUM_THREADS": str(options.threads)}  # read when the process starts; Ray would set 1
             self.engines.append(
-                self.pool.spawn(Engine, role=ROLE, rank=rank, bundle=bundles[0], env=env, args=(options,))
+                self.pool.spawn(Engine, role=ROLE, rank=rank, bundle=bundles[0], gpus=size, env=env, args=(options,))
             )
             for bundle in bundles[1:]:
                 self.pool.spawn(Holder, role=f"{ROLE}-holder", rank=bundle.rank, bundle=bundle)

@@ -56,6 +56,7 @@ from tests.unit.config_profile import PROFILE, refusal
         (["cluster.device=cuda", "model.attention=flash_attention_2", "model.dtype=float32"], "model.dtype float32"),
         (["model.attention=varlen", "model.dtype=bfloat16"], "varlen with cluster.device cpu"),
         (["cluster.device=cuda", "model.attention=varlen", "model.dtype=float32"], "varlen with model.dtype float32"),
+        (["cluster.bind_numa=true"], "there is no GPU to stay beside"),
         (["memory.tier=pinned"], "memory.tier pinned"),
         (["rollout.min_new_tokens=17"], "min_new_tokens 17"),
         (["logging.profile=99"], "logging.profile 99 is more than train.steps"),
