@@ -38,6 +38,8 @@ class Setting:
     rank: int = 0
     world: int = 1
     role: int = 0
+    gpus: tuple[str, ...] = ()
+    """Names of all GPUs of this check, as in CUDA_VISIBLE_DEVICES."""
     small: bool = False
     """Sizes for a test on a CPU."""
 
@@ -61,8 +63,10 @@ class Check:
     run: Callable[[Setting], Figures] = field(repr=False)
     part: str = "core"
     """core or full."""
+    gpus: int | None = 1
+    """How many it uses at most; None: all."""
     everywhere: bool = False
-    """One process for each GPU instead of one on the first."""
+    """One process for each GPU instead of one for all."""
     roles: int = 1
     """Groups of processes on the same GPUs."""
     process_role: str = "critic"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from hybrid.cuda_machine import driver_problem
 from hybrid.doctor.check import all_checks
@@ -33,7 +34,7 @@ def gpu_doctor(part: str, file: Path, on_cpu: bool = False, only: str = "") -> i
     if not on_cpu and (said := driver_problem()):
         raise ConfigError(said)
     found = list_gpus()
-    device, gpus = "cuda", visible_devices() or [str(index) for index in range(len(found["gpus"]))]
+    device, gpus = "cuda", visible_gpus(found)
     if on_cpu:
         device, gpus = "cpu", [str(index) for index in range(CPU_PROCESSES)]
     report = Report(file.absolute(), device, found)
@@ -48,3 +49,8 @@ def gpu_doctor(part: str, file: Path, on_cpu: bool = False, only: str = "") -> i
     report.write(finished=True)
     print(closing_line(report.outcomes, report.file), flush=True)
     return int(any(each.status == "fail" for each in report.outcomes))
+
+
+def visible_gpus(found: dict[str, Any] | None = None) -> list[str]:
+    """Names of the visible GPUs as CUDA_VISIBLE_DEVICES has them. `found`: what `list_gpus` says."""
+    return visible_devices() or [str(index) for index in range(len((found or list_gpus())["gpus"]))]

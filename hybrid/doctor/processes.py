@@ -50,10 +50,10 @@ def run_check(check: Check, device: str, gpus: Sequence[str], folder: Path, smal
         return outcome("skip", "it needs a GPU")
     if len(gpus) < check.least_gpus:
         return outcome("skip", f"it needs {check.least_gpus} GPUs")
-    used = gpus if check.everywhere else gpus[: check.least_gpus]
+    used = gpus[: check.gpus]
     world = len(used) if check.everywhere else 1
     with _scratch(folder, check.name) as own:
-        setting = Setting(device, own, world=world, small=small)
+        setting = Setting(device, own, world=world, gpus=tuple(used), small=small)
         with _started(check, setting, used) as processes:
             late = _wait(processes, started + check.deadline_s)
         answers = [_answer(own, index, process) for index, process in enumerate(processes)]

@@ -20,7 +20,8 @@ def main(name: str, result: str, setting: str) -> None:
     check = find_check(name)
     faulthandler.dump_traceback_later(max(1.0, check.deadline_s - SAY_BEFORE_END_S), exit=False)
     given = json.loads(setting)
-    answer = run_here(name, Setting(**given | {"folder": Path(given["folder"])}))
+    given |= {"folder": Path(given["folder"]), "gpus": tuple(given["gpus"])}
+    answer = run_here(name, Setting(**given))
     write_atomic(result, json.dumps(answer))
     sys.stdout.flush()
     os._exit(

@@ -7,8 +7,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from hybrid.doctor.full.engine_process import EngineProcess
 from launch.tiny_models import make_tiny_llama
-from tests.integration.engine_process import EngineProcess
 
 KV_BYTES = 48 * 2**20
 TOKENS = 512

@@ -7,8 +7,8 @@ from contextlib import ExitStack
 
 import pytest
 
+from hybrid.doctor.full.engine_process import EngineProcess
 from tests.integration.architecture_row import architecture_row, engine_options, table
-from tests.integration.engine_process import EngineProcess
 from tests.tiny_architectures import TRAINED
 
 LEAST_ROWS = 20

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from hybrid.data.batches import Lengths
+from hybrid.doctor.full.engine_process import EngineProcess
 from hybrid.planning.passes import packed_pass
 from hybrid.roles.export import export_model, gather
 from hybrid.roles.models import PolicyModel
@@ -24,7 +25,6 @@ from tests.architecture_checks import (
     plain_logprobs,
     tokens,
 )
-from tests.integration.engine_process import EngineProcess
 from tests.tiny_architectures import TRAINED, make_tiny_architecture
 
 BUCKET_BYTES = 2**17

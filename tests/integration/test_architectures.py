@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from hybrid.doctor.full.engine_process import EngineProcess
 from hybrid.errors import RolloutError
 from hybrid.roles.weights import WeightBuckets
 from hybrid.rollout.sender import make_sender
@@ -20,7 +21,6 @@ from tests.integration.architecture_row import (
     mean_difference,
     train,
 )
-from tests.integration.engine_process import EngineProcess
 from tests.integration.ranks import run_ranks
 from tests.tiny_architectures import make_tiny_architecture
 

@@ -9,11 +9,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
+from hybrid.doctor.full.engine_process import EngineProcess
 from hybrid.errors import MemoryScheduleError, RolloutError
 from hybrid.rollout.requests import EngineOptions, GenerateRequest, SamplingOptions
 from hybrid.rollout.sender import make_sender
 from launch.tiny_models import make_tiny_llama
-from tests.integration.engine_process import EngineProcess
 from tests.integration.references import reference_logprobs
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]

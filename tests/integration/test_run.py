@@ -12,10 +12,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from hybrid.doctor.full.engine_process import EngineProcess
 from hybrid.rollout.requests import EngineOptions, GenerateRequest, SamplingOptions
 from hybrid.telemetry.metrics import metric_keys
 from launch.tiny_models import make_tiny_llama
-from tests.integration.engine_process import EngineProcess
 from tests.integration.references import reference_logprobs
 from tests.integration.runs import profile, run
 

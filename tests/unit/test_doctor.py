@@ -69,7 +69,7 @@ def test_bytes_that_come_back_changed_are_found(tmp_path, monkeypatch):
 
     monkeypatch.setattr(FileTier, "read", read)
     answer = in_small("swap/tensors", tmp_path)
-    assert (answer["status"], answer["said"]) == ("fail", "bytes changed") and answer["figures"]["counted_bytes"]
+    assert (answer["status"], answer["said"]) == ("fail", "file: bytes changed") and answer["figures"]
 
 
 def test_gradients_that_point_elsewhere_are_found(tmp_path, monkeypatch):
@@ -118,7 +118,7 @@ def run(monkeypatch, tmp_path):
             return started([sys.executable, "-c", programs[rank], *command[3:]], **options)
 
         monkeypatch.setattr(processes.subprocess, "Popen", popen)
-        check = Check("one", "It proves.", "It means.", lambda _: {}, everywhere=True, **changes)
+        check = Check("one", "It proves.", "It means.", lambda _: {}, gpus=None, everywhere=True, **changes)
         return run_check(check, "cpu", [str(i) for i in range(len(programs))], tmp_path)
 
     yield run_programs

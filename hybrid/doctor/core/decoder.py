@@ -13,7 +13,8 @@ from torch.nn.functional import cross_entropy, scaled_dot_product_attention, sil
 
 from hybrid.doctor.check import Setting
 
-GROUP_TIMEOUT_S = 120
+GROUP_TIMEOUT_S = 600
+"""One rank may wait for another that starts an engine; a check's own deadline comes first."""
 
 
 class Layer(nn.Module):

@@ -84,6 +84,7 @@ GROUPS = [
         "Two roles with a process on each GPU form their own groups, whose collectives give the right numbers; NCCL takes what is planned.",
         "Training would hang or go wrong here: NCCL_DEBUG=INFO says more, and NCCL_P2P_DISABLE=1 shows whether it is PCIe or NVLink.",
         groups_work,
+        gpus=None,
         everywhere=True,
         roles=ROLES,
     )

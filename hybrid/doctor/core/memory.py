@@ -183,6 +183,7 @@ MEMORY = [
         f"After {ROUNDS} rounds of training, leaving and coming, a process holds what it held after the first ones.",
         "Long runs would end for want of memory: send the report, its figures are the bytes of each round.",
         nothing_stays,
+        gpus=None,
         everywhere=True,
         deadline_s=600.0,
     ),

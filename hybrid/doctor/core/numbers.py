@@ -24,55 +24,45 @@ def packed_equals_unpacked(setting: Setting) -> Figures:
     except ImportError as error:
         raise Skipped(f"{error.name} is not installed here") from error
     from hybrid.roles.packing import Segment
+    from hybrid.roles.varlen import pieces_of
 
     groups = setting.size([(700, (300, 900, 50)), (60, (40, 200)), (1500, (600,))], [(30, (20, 9)), (7, (5,))])
-    segments, start = [], 0
+    segments, start, options = [], 0, {}
     for prompt, responses in groups:
         segments.append(Segment(start, prompt, responses))
         start += segments[-1].length
 
     def packed(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        out = packed_attention(torch.nn.Module(), query, key, value, None, packed_segments=segments)[0]
+        out = packed_attention(torch.nn.Module(), query, key, value, None, packed_segments=segments, **options)[0]
         return out.transpose(1, 2)
 
-    return _compare(setting, packed, _row_by_row(segments), start)
+    figures = _compare(setting, packed, _row_by_row(segments), start)
+    if setting.device == "cuda":
+        options["packed_pieces"] = pieces_of(segments, setting.torch_device)
+        by_kernel = _compare(setting, packed, _row_by_row(segments), start, dtypes=(torch.bfloat16,))
+        figures |= {f"varlen_{name}": figure for name, figure in by_kernel.items()}
+    return figures
 
 
-def varlen_equals_sdpa(setting: Setting) -> Figures:
-    """torch's variable-length flash kernel against SDPA: sequences with more keys than queries, as responses to a shared prompt have."""
-    from torch.nn.attention.varlen import varlen_attn
+def varlen_is_exact(setting: Setting) -> Figures:
+    """The trainer's attention by torch's variable-length flash kernel against float64: heads, windows, and where its causal mask ends."""
+    try:
+        from torch.nn.attention.varlen import varlen_attn
 
-    pairs = [(300, 1000), (50, 50), (900, 1600), (1, 700)]  # queries and keys; the queries are the last ones
-    ends_q, ends_k = (_ends([pair[side] for pair in pairs]) for side in (0, 1))
-    longest_q, longest_k = (max(pair[side] for pair in pairs) for side in (0, 1))
-    takes = inspect.signature(varlen_attn).parameters  # torch 2.11 names the causal mask otherwise
-
-    def varlen(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        own_query = torch.cat([query[:, :, end - q : end] for (q, _), end in zip(pairs, ends_k[1:].tolist())], dim=2)
-        by_token = (t[0].transpose(0, 1).contiguous() for t in (own_query, key, value))
-        groups = query.shape[1] // key.shape[1]
-        options = {"window_size": (-1, 0)} if "window_size" in takes else {"is_causal": True}
-        if "enable_gqa" in takes:
-            options["enable_gqa"] = True
-        else:
-            by_token = (each if i == 0 else each.repeat_interleave(groups, dim=1) for i, each in enumerate(by_token))
-        out = varlen_attn(*by_token, ends_q.cuda(), ends_k.cuda(), longest_q, longest_k, **options)
-        return out.transpose(0, 1)[None]
-
-    def plain(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        outputs = []
-        for (queries, keys), end in zip(pairs, ends_k[1:].tolist()):
-            mask = torch.ones(queries, keys, dtype=torch.bool, device=query.device).tril(keys - queries)
-            span = slice(end - keys, end)
-            own = query[:, :, end - queries : end], *(_repeated(t[:, :, span], query) for t in (key, value))
-            outputs.append(scaled_dot_product_attention(*own, attn_mask=mask))
-        return torch.cat(outputs, dim=2)
-
-    return _compare(setting, varlen, plain, int(ends_k[-1]), dtypes=(torch.bfloat16,))
-
-
-def _ends(lengths: Sequence[int]) -> torch.Tensor:
-    return torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
+        from hybrid.roles.varlen import check_alignment
+        from hybrid.roles.varlen_check import CASES, difference
+    except ImportError as error:
+        raise Skipped(f"{error.name} is not here") from error
+    missing = sorted({"window_size", "enable_gqa"} - set(inspect.signature(varlen_attn).parameters))
+    if missing:
+        raise Skipped(f"varlen_attn of torch {torch.__version__} has no {' and no '.join(missing)}")
+    figures: Figures = {}
+    for name, case in CASES.items():
+        found = difference(case, setting.torch_device)
+        figures[f"{name} forward"], figures[f"{name} backward"] = found.forward, found.backward
+        expect(found.forward < 0.02 and found.backward < 0.04, f"{name}: results or gradients differ", figures)
+    check_alignment(setting.torch_device)
+    return figures
 
 
 def _repeated(tensor: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
@@ -220,9 +210,9 @@ NUMBERS = [
     ),
     Check(
         "numbers/varlen",
-        "torch's variable-length kernel gives what SDPA gives, and aligns its causal mask at the last query.",
+        "Attention by torch's variable-length kernel is exact to the digits of bf16, and its causal mask ends at the last query.",
         "Responses would see tokens after them, or miss some: set model.attention=sdpa.",
-        varlen_equals_sdpa,
+        varlen_is_exact,
         on_cpu=False,
     ),
     Check(

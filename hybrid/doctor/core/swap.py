@@ -14,7 +14,7 @@ from hybrid.memory.probe import measured_bytes, release_free_memory
 from hybrid.memory.storages import as_tensor
 from hybrid.memory.swap import Part, StorageSwap, come_parts, leave_parts
 from hybrid.memory.tenants import NamedStorage
-from hybrid.memory.tiers import make_tier
+from hybrid.memory.tiers import PinnedTier, in_memory, make_tier
 
 MIB = 2**20
 LEAST_SHARE = 0.5
@@ -33,29 +33,41 @@ def named(**tensors: torch.Tensor) -> list[NamedStorage]:
 
 
 def tensors_come_back(setting: Setting) -> Figures:
-    """Views, odd sizes, work in flight on another stream, and a step that is queued right after coming."""
-    device, swap = setting.torch_device, new_swap(setting)
+    """Views, odd sizes, work in flight on another stream, and a step that is queued right after coming; of each tier there is."""
+    figures: Figures = {}
+    for kind in ("pinned", "file") if setting.device == "cuda" else ("file",):
+        if kind == "file" and in_memory(setting.folder) and setting.device == "cuda":
+            continue  # a folder in memory is no tier
+        swap = StorageSwap(make_tier(kind, setting.folder / kind), setting.device)
+        _round_trip(swap, kind, setting, figures)
+    return figures
+
+
+def _round_trip(swap: StorageSwap, kind: str, setting: Setting, figures: Figures) -> None:
+    device = setting.torch_device
     elements = setting.size(64 * MIB, MIB)
     flat, half = torch.randn(elements, device=device), torch.randn(elements // 4 + 7, device=device).bfloat16()
     view = flat[1000:2000].view(10, 100)
     kept = [tensor.cpu().clone() for tensor in (flat, view, half)]
     release_free_memory(device)
     before = measured_bytes(device)
-    moved = swap.leave("weights", named(flat=flat, half=half))
+    counted = swap.leave("weights", named(flat=flat, half=half)).counted_bytes
     release_free_memory(device)
-    figures: Figures = {
-        "counted_bytes": moved.counted_bytes,
-        "fell_bytes": beside(before - measured_bytes(device), moved.counted_bytes),
-    }
+    fell = before - measured_bytes(device)
+    figures[f"{kind}_fell_bytes"] = beside(fell, counted)
     swap.come("weights")
-    expect(all(torch.equal(now.cpu(), then) for now, then in zip((flat, view, half), kept)), "bytes changed", figures)
+    same = all(torch.equal(now.cpu(), then) for now, then in zip((flat, view, half), kept))
+    expect(same, f"{kind}: bytes changed", figures)
     flat[1000] = 7.0
-    expect(view[0, 0].item() == 7.0, "a view no longer shares its tensor's memory", figures)
-    fell = figures["fell_bytes"]["measured"]
-    expect(fell >= 0.9 * moved.counted_bytes, f"memory fell by {fell} bytes of {moved.counted_bytes}", figures)
+    expect(view[0, 0].item() == 7.0, f"{kind}: a view no longer shares its tensor's memory", figures)
+    expect(fell >= 0.9 * counted, f"{kind}: memory fell by {fell} bytes of {counted}", figures)
+    for _ in range(5):
+        flat.fill_(1.0)
+        swap.leave("weights", named(flat=flat))
+        swap.come("weights")
+        expect(flat.sum(dtype=torch.float64).item() == elements, f"{kind}: work after coming saw other bytes", figures)
     if setting.device == "cuda":
         _check_streams(swap, flat, figures)
-    return figures
 
 
 def _check_streams(swap: StorageSwap, tensor: torch.Tensor, figures: Figures) -> None:
@@ -70,6 +82,40 @@ def _check_streams(swap: StorageSwap, tensor: torch.Tensor, figures: Figures) ->
     swap.come("weights")
     arrived = bool(tensor.eq(3).all()) and bool(scribble.eq(-1).all())
     expect(arrived, "a part left before work on another stream had ended", figures)
+
+
+def pinned_memory_is_kept(setting: Setting) -> Figures:
+    """Slabs are pinned once and serve parts in turn; a part that is only read is copied once, one without state never."""
+    tier = PinnedTier(slab_bytes=64 * MIB)
+    swap = StorageSwap(tier, "cuda")
+    first, second = torch.randn(25 * MIB, device="cuda"), torch.randn(20 * MIB, device="cuda")
+    kept = first.cpu(), second.cpu()
+    for _ in range(3):
+        for part, tensor in (("first", first), ("second", second)):
+            swap.leave(part, named(tensor=tensor))
+            swap.come(part)
+    figures: Figures = {"pinned_in_turn_bytes": beside(tier.pinned_bytes, 128 * MIB)}
+    for part, tensor in (("first", first), ("second", second)):
+        swap.leave(part, named(tensor=tensor))
+    figures["pinned_together_bytes"] = beside(tier.pinned_bytes, 256 * MIB)
+    swap.come("second")
+    swap.come("first")
+    same = torch.equal(first.cpu(), kept[0]) and torch.equal(second.cpu(), kept[1])
+    expect(same, "two parts that were away together came back mixed up", figures)
+    parts = {
+        "weights": Part(named(tensor=first), read_only=True),
+        "gradients": Part(named(tensor=second), keep_bytes=False),
+    }
+    copied = []
+    for _ in range(2):
+        copied.append([row.copied_bytes for row in leave_parts(swap, parts, 0, "here")])
+        come_parts(swap, list(parts), 0, "here")
+    figures["copied_bytes"] = copied
+    expect(copied == [[first.nbytes, 0], [0, 0]], "a part that is only read, or has no state, was copied", figures)
+    expect(torch.equal(first.cpu(), kept[0]) and not second.any(), "a part that is only read changed", figures)
+    for name in ("pinned_in_turn_bytes", "pinned_together_bytes"):
+        expect(figures[name]["measured"] == figures[name]["planned"], "memory was pinned anew", figures)
+    return figures
 
 
 def stage_comes_back(setting: Setting, stage: int) -> Figures:
@@ -176,6 +222,13 @@ SWAP = [
         "Memory scheduling would corrupt weights here: do not train, and send the report.",
         tensors_come_back,
     ),
+    Check(
+        "swap/pinned",
+        "Host memory is pinned once and shared by parts in turn; frozen models are copied out once.",
+        "Moving would take more host memory than planned, or more time: send the report.",
+        pinned_memory_is_kept,
+        on_cpu=False,
+    ),
     *(
         Check(
             f"swap/zero-{stage}",
@@ -184,6 +237,7 @@ SWAP = [
             f"Stage {stage} loses state when it leaves, or moves slower than this machine can: train with another stage, or with "
             "memory.policy=resident, and send the report.",
             partial(stage_comes_back, stage=stage),
+            gpus=None,
             everywhere=True,
             deadline_s=600.0,
         )

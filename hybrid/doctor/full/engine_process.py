@@ -1,4 +1,4 @@
-"""An `Engine` in a process of its own, without Ray: vLLM allows one engine a process, and tests want several."""
+"""An `Engine` in a process of its own, without Ray: vLLM allows one engine a process, and checks want several."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import gc
 import multiprocessing
 from typing import Any
 
+from hybrid.errors import DeadlineExceeded
 from hybrid.leftovers import make_temp_folder, remove, shared_files, tree, use_temp_folder
 from hybrid.rollout.engine import Engine
 from hybrid.rollout.requests import EngineOptions
 
-ANSWER_WITHIN_S = 120
+ANSWER_WITHIN_S = 300
 
 
 class ReusedEngine(Engine):
@@ -24,6 +25,18 @@ class ReusedEngine(Engine):
             gc.collect()
         Engine.__init__(self, options)
         self.start()
+
+    def checksums(self) -> dict[str, str]:
+        """A hash of every tensor of vLLM's model, over all workers; all weights go through host memory."""
+        return {
+            name: each
+            for worker in self.llm.collective_rpc("compute_weight_checksums")
+            for name, each in worker.items()
+        }
+
+    def zero_weights(self) -> None:
+        """Set all weights to zero, so that a sync which brings nothing is found."""
+        self.llm.collective_rpc("reset_weights")
 
 
 class EngineProcess:
@@ -39,7 +52,8 @@ class EngineProcess:
     def __getattr__(self, method: str) -> Any:
         def call(*args, **kwargs):
             self._pipe.send((method, args, kwargs))
-            assert self._pipe.poll(ANSWER_WITHIN_S), f"no answer to {method} within {ANSWER_WITHIN_S} s"
+            if not self._pipe.poll(ANSWER_WITHIN_S):
+                raise DeadlineExceeded(f"The engine did not answer `{method}` within {ANSWER_WITHIN_S} s.")
             error, value = self._pipe.recv()
             if error is not None:
                 raise error
