@@ -1,6 +1,6 @@
 """Checks that a machine runs what the plan and the tests assume of it; `hybrid doctor` runs them for a user, `tests/gpu` for us.
 
 `check` says what a check is, `processes` runs one in processes of its own, `report` writes all results into one JSON file. The checks of
-`core` need torch and DeepSpeed (where transformers is missing, one is skipped); those of `full` need a whole install. On a machine that
-has the first two only, `python -m hybrid.doctor core` runs them.
+`core` need torch, DeepSpeed and PyYAML; those of `full` need a whole install. On a machine that has the first three only,
+`python -m hybrid.doctor core` runs them.
 """

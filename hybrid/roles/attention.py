@@ -11,13 +11,11 @@ softmax itself, for which neither has an argument: such layers make the table of
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface
-from transformers.masking_utils import AttentionMaskInterface
 
 from hybrid.config.architectures import ANOTHER, scores_on_cuda
 from hybrid.errors import NotExact
@@ -153,6 +151,14 @@ def _call_per_response(attend, query, key, value, segment: Segment, reach: Reach
     return torch.cat(outputs, dim=2)
 
 
-for _name in NAMES.values():
-    AttentionInterface.register(_name, packed_attention)
-    AttentionMaskInterface.register(_name, reach_of_mask)
+def _register() -> None:
+    from transformers import AttentionInterface
+    from transformers.masking_utils import AttentionMaskInterface
+
+    for name in NAMES.values():
+        AttentionInterface.register(name, packed_attention)
+        AttentionMaskInterface.register(name, reach_of_mask)
+
+
+with suppress(ModuleNotFoundError):  # the doctor calls `packed_attention` on machines without transformers
+    _register()

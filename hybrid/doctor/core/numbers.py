@@ -21,10 +21,10 @@ def packed_equals_unpacked(setting: Setting) -> Figures:
     """Groups of responses that share a prompt, packed, against each row by itself; outputs and gradients, in float32 and bf16."""
     try:
         from hybrid.roles.attention import packed_attention
+        from hybrid.roles.packing import Segment
+        from hybrid.roles.varlen import pieces_of
     except ImportError as error:
-        raise Skipped(f"{error.name} is not installed here") from error
-    from hybrid.roles.packing import Segment
-    from hybrid.roles.varlen import pieces_of
+        raise Skipped(f"{error.name} is not here") from error
 
     groups = setting.size([(700, (300, 900, 50)), (60, (40, 200)), (1500, (600,))], [(30, (20, 9)), (7, (5,))])
     segments, start, options = [], 0, {}
