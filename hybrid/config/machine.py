@@ -25,15 +25,23 @@ def visible_gpus() -> int:
 
 
 def gpu_bytes() -> int | None:
-    """Memory of the first GPU in bytes, None where NVML does not answer. The GPUs of a pool are taken to be alike."""
-    memory = _of_first_gpu("nvmlDeviceGetMemoryInfo")
-    return None if memory is None else int(memory.total)
+    """Memory of the first GPU in bytes, without what the driver keeps to itself; None where NVML does not answer. The GPUs of a pool are
+    taken to be alike."""
+    memory = _of_first_gpu("nvmlDeviceGetMemoryInfo", version="nvmlMemory_v2") or _of_first_gpu(
+        "nvmlDeviceGetMemoryInfo"
+    )
+    return None if memory is None else int(memory.total - getattr(memory, "reserved", 0))
 
 
 def gpu_used_bytes() -> int:
-    """Bytes of the first visible GPU in use now, whoever uses them; 0 where NVML does not answer."""
+    """Bytes of the first GPU that this process sees in use now, whoever uses them; 0 where NVML does not answer. Opens no context."""
     memory = _of_first_gpu("nvmlDeviceGetMemoryInfo")
     return 0 if memory is None else int(memory.used)
+
+
+def gpu_name() -> str | None:
+    """Name of the first GPU, such as "NVIDIA H100 80GB HBM3"; None where NVML does not answer."""
+    return _of_first_gpu("nvmlDeviceGetName")
 
 
 def gpu_has_bf16() -> bool:
@@ -51,16 +59,18 @@ def gpu_slice() -> str | None:
     return "the driver has cut the first GPU into parts" if mode and mode[0] else None
 
 
-def _of_first_gpu(question: str) -> Any:
-    """What NVML's function `question` says of the first visible GPU, None where NVML does not answer."""
+def _of_first_gpu(question: str, **names: str) -> Any:
+    """What NVML's function `question` says of the first visible GPU, None where NVML does not answer. `names`: arguments that are constants
+    of pynvml."""
     try:
         import pynvml
 
         pynvml.nvmlInit()
         first = (visible_devices() or ["0"])[0]
         by_name = pynvml.nvmlDeviceGetHandleByIndex if first.isdecimal() else pynvml.nvmlDeviceGetHandleByUUID
-        return getattr(pynvml, question)(by_name(int(first) if first.isdecimal() else first))
-    except Exception:  # no driver, no library, or a MIG parent: three error classes, one meaning
+        constants = {key: getattr(pynvml, name) for key, name in names.items()}
+        return getattr(pynvml, question)(by_name(int(first) if first.isdecimal() else first), **constants)
+    except Exception:  # no driver, no library, a MIG parent, an old version: one meaning
         return None
 
 

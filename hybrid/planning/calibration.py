@@ -36,12 +36,17 @@ class Calibration:
     engine: ProcessBytes
     leave_bytes_per_s: float
     come_bytes_per_s: float
+    communicator: int = 0
+    """Bytes of a process group that spans several GPUs; 0 where there was one."""
+    graphs: int = 0
+    """Bytes of an engine's CUDA graphs, of a model with as many layers as the profile's; 0 where it was not measured."""
 
     def of(self, device: str, cfg: RunConfig) -> dict[str, Any]:
         """Fields of `MachineFacts` that this replaces in a plan for `device`. GPUs of a node share its disk."""
         if device != self.device:
             return {"source": "stated"}
         found: dict[str, Any] = {"role": self.role, "engine": self.engine, "source": "measured"}
+        found |= {name: size for name in ("communicator", "graphs") if (size := getattr(self, name))}
         if self.tier == cfg.memory.tier:
             found["leave_bytes_per_s"] = self.leave_bytes_per_s / _sharing(cfg)
             found["come_bytes_per_s"] = self.come_bytes_per_s / _sharing(cfg)
@@ -69,18 +74,19 @@ def stored() -> Calibration | None:
 
 
 def calibrate(cfg: RunConfig) -> Calibration:
-    """Measure this machine with the processes that a resolved `cfg` starts, and keep it. A minute or two; Ray is started and ended.
+    """Measure this machine with the processes that a resolved `cfg` starts, and keep it. Some minutes; Ray is started and ended.
 
     A role is a rank on each GPU with a tiny model, an engine is one with the profile's tokenizer; what they hold on purpose is taken off.
+    On CUDA a second engine captures graphs.
     The ranks then move memory to the slow tier and back, where the run would. Raises `HybridError` when Ray or vLLM does not start.
     """
     check_report(cfg, wrong_build(cfg))
     from hybrid.planning.probes import measure_processes
 
     with tempfile.TemporaryDirectory(dir=nearest_there(swap_folder(cfg)), prefix="hybrid-calibration-") as folder:
-        role, engine, leave, come = measure_processes(cfg, Path(folder), TIMEOUT_S)
-    rates = (rate * _sharing(cfg) for rate in (leave, come))
-    found = Calibration(cfg.cluster.device, cfg.memory.tier, role, engine, *rates)
+        measured = measure_processes(cfg, Path(folder), TIMEOUT_S)
+    rates = {name: getattr(measured, name) * _sharing(cfg) for name in ("leave_bytes_per_s", "come_bytes_per_s")}
+    found = Calibration(cfg.cluster.device, cfg.memory.tier, **measured._asdict() | rates)
     _write(_read() | {machine_key(): asdict(found)})
     return found
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from hybrid.config.architectures import text_config
 from hybrid.config.kv_cache import cache_groups, layer_token_bytes
+from hybrid.planning.facts import CPU_BATCHED_TOKENS
 from hybrid.planning.prediction import KVCache
 from hybrid.planning.shapes import ModelShapes
 from hybrid.rollout.requests import BLOCK_TOKENS
@@ -18,12 +19,9 @@ VOCAB_PADDING = 64
 """vLLM pads the vocabulary to a multiple of this, then cuts it."""
 REPLICATED = ("norm", "mlp.gate.", "router", "block_sparse_moe.gate.")
 """Parameters that every tensor-parallel rank holds whole: norms, and the routers of experts."""
-BATCHED_TOKENS = {"cpu": 4096, "cuda": 16384}
-"""Tokens that vLLM takes in one pass: per tensor-parallel rank on CPU; 8192 on GPUs of less than 70 GiB."""
-SAMPLER_COPIES = 3
-"""Logits, log-softmax and the sampler's sort."""
-CUDA_GRAPH_BYTES = 2**30
-"""Stated, not measured: captured graphs and their pool; 0.5 to 3 GiB are reported."""
+SAMPLER_COPIES = {"cpu": 3, "cuda": 10}
+"""fp32 tensors of sequences x vocabulary that sampling takes: logits, log-softmax and the sampler's sort. On CUDA vLLM's first pass samples
+with top-p and top-k; published are 9.6 to 9.9, whatever the model."""
 
 
 def engine_weights(model: ModelShapes, config: Any, tp: int, element_bytes: int, device: str) -> int:
@@ -51,13 +49,16 @@ def vocab_shard(vocab_size: int, tp: int) -> int:
     return -(-vocab_size // VOCAB_PADDING) * VOCAB_PADDING // tp
 
 
-def kv_cache(config: Any, tp: int, element_bytes: int, device: str, available: int, sequence_tokens: int) -> KVCache:
-    """What `available` bytes of KV cache on one GPU hold, for sequences of at most `sequence_tokens` tokens. Whole blocks only."""
+def kv_cache(
+    config: Any, tp: int, element_bytes: int, device: str, available: int, sequence_tokens: int, batched_tokens: int
+) -> KVCache:
+    """What `available` bytes of KV cache on one GPU hold, for sequences of at most `sequence_tokens` tokens. Whole blocks only.
+    `batched_tokens`: of a pass, see `MachineFacts`."""
     text = text_config(config.get_text_config().to_dict())
     groups, block = cache_groups(text), BLOCK_TOKENS[device]
     block_bytes = groups.layers * layer_token_bytes(text, tp, element_bytes) * block
     blocks = available // block_bytes
-    batched = BATCHED_TOKENS[device] * (tp if device == "cpu" else 1)
+    batched = batched_tokens * (tp if device == "cpu" else 1)
     of_one = groups.blocks(sequence_tokens, block, batched)
     return KVCache(
         bytes=blocks * block_bytes,
@@ -68,34 +69,34 @@ def kv_cache(config: Any, tp: int, element_bytes: int, device: str, available: i
     )
 
 
-def graph_bytes(enforce_eager: bool) -> int:
-    return 0 if enforce_eager else CUDA_GRAPH_BYTES
-
-
-def profiling_bytes(config: Any, tp: int, element_bytes: int, max_num_seqs: int) -> int:
-    """CUDA: what the engine's first pass leaves in torch's allocator, for good."""
-    parts = _pass_parts(config, tp, element_bytes, max_num_seqs, BATCHED_TOKENS["cuda"])
-    return sum(parts.values())
+def first_pass(config: Any, tp: int, element_bytes: int, sequences: int, tokens: int) -> dict[str, int]:
+    """CUDA: what a pass over `tokens` tokens of `sequences` sequences takes at most, as the one does that vLLM begins with. Activations are
+    gone when it samples."""
+    parts = _pass_parts(config, tp, element_bytes, sequences, tokens, "cuda")
+    largest = max(parts, key=parts.__getitem__)
+    return {largest: parts[largest]}
 
 
 def sampling_bytes(config: Any, tp: int, element_bytes: int, sequences: int, tokens: int) -> dict[str, int]:
     """CPU: the widest pass over `tokens` tokens of `sequences` sequences, cut to what vLLM takes at a time."""
-    return _pass_parts(config, tp, element_bytes, sequences, min(tokens, BATCHED_TOKENS["cpu"] * tp))
+    return _pass_parts(config, tp, element_bytes, sequences, min(tokens, CPU_BATCHED_TOKENS * tp), "cpu")
 
 
-def _pass_parts(config: Any, tp: int, element_bytes: int, sequences: int, tokens: int) -> dict[str, int]:
+def _pass_parts(config: Any, tp: int, element_bytes: int, sequences: int, tokens: int, device: str) -> dict[str, int]:
     """Hidden states, residual and both halves of the MLP of every token; fp32 logits of every sequence with the sampler's copies."""
     text = config.get_text_config()
     inner = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
     activations = tokens * (4 * text.hidden_size + 3 * inner // tp) * element_bytes
-    return {"engine activations": activations, "sampler": SAMPLER_COPIES * sequences * text.vocab_size * 4}
+    return {"engine activations": activations, "sampler": SAMPLER_COPIES[device] * sequences * text.vocab_size * 4}
 
 
-def largest_layer_bytes(model: ModelShapes, tp: int, element_bytes: int) -> int:
-    """Of a weight sync: vLLM puts a layer together beside the old one before it copies it over."""
-    per_layer: dict[str, int] = {}
+def reloading_bytes(model: ModelShapes, tp: int, element_bytes: int) -> tuple[int, int]:
+    """Of a weight sync, of the largest layer: (what vLLM puts together beside the old one before it copies it over, what it keeps of the
+    layer from earlier buckets until the rest has come). The latter are whole tensors, as they came; one tensor is never in two buckets."""
+    layers: dict[str, list[int]] = {}
     for (name, _), size in zip(model.parameters, model.sizes, strict=True):
         head, _, rest = name.partition("layers.")
-        layer = f"{head}{rest.split('.')[0]}" if rest else name
-        per_layer[layer] = per_layer.get(layer, 0) + size
-    return max(per_layer.values()) * element_bytes // tp
+        layers.setdefault(f"{head}{rest.split('.')[0]}" if rest else name, []).append(size)
+    whole = max(map(sum, layers.values()))
+    waiting = max((sum(sizes) for sizes in layers.values() if len(sizes) > 1), default=0)
+    return whole * element_bytes // tp, waiting * element_bytes

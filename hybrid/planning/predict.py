@@ -8,14 +8,8 @@ import torch
 
 from hybrid.config import RunConfig
 from hybrid.errors import ConfigError
-from hybrid.planning.engine import (
-    engine_weights,
-    graph_bytes,
-    kv_cache,
-    largest_layer_bytes,
-    profiling_bytes,
-    sampling_bytes,
-)
+from hybrid.planning.allocator import with_rounding
+from hybrid.planning.engine import engine_weights, first_pass, kv_cache, reloading_bytes, sampling_bytes
 from hybrid.planning.facts import MachineFacts
 from hybrid.planning.heap import on_heap, with_kept_heaps
 from hybrid.planning.machine_use import host_use, overhead
@@ -39,37 +33,32 @@ def predict(cfg: RunConfig, machine: MachineFacts) -> Prediction:
     Raises `ConfigError` when a config.json is not here, or when `rollout.kv_cache` is still `auto` because no size of the GPU is known.
     """
     plan = _Run(cfg, machine)
+    tenants, forward = plan.tenants(), plan.forward_by_role()
     phases = [
         PhaseUse("init", plan.loading()),
         PhaseUse("generate", plan.sampling(cfg.samples_per_step)),
         PhaseUse("score", plan.scoring()),
-        PhaseUse("forward", plan.forward()),
+        PhaseUse("forward", plan.forward(forward)),
         *([PhaseUse("train_critic", plan.training("critic"))] if cfg.uses_critic else []),
         PhaseUse("train_actor", plan.training("actor")),
         PhaseUse("sync", plan.sync()),
         *([PhaseUse("checkpoint", plan.export())] if cfg.checkpoint.export else []),
         *([PhaseUse("evaluate", plan.sampling(cfg.data.eval_size))] if plan.evaluates() else []),
     ]
-    if machine.allocator_share:
-        phases = [_rounded(use, machine.allocator_share) for use in phases]
     if cfg.cluster.device == "cpu":
         phases = [on_heap(use) for use in phases]
         phases = with_kept_heaps(phases, cfg) if cfg.memory.keep_heap else phases
+    else:
+        there = [t for t in tenants if not (t.part == "optimizer" and plan.offloaded(t.role))]
+        phases = with_rounding(phases, forward, there, machine)
     return Prediction(
-        tuple(plan.tenants()),
+        tuple(tenants),
         tuple(phases),
         overhead(cfg, machine) | plan.engine_reserve(),
         host_use(cfg, plan.model("actor").elements * plan.element),
         cfg.cluster.gpus_per_node,
         plan.kv_cache() if cfg.uses_engines else None,
     )
-
-
-def _rounded(use: PhaseUse, share: float) -> PhaseUse:
-    if use.phase == "init":
-        return PhaseUse(use.phase, {name: int((1 + share) * size) for name, size in use.parts.items()})
-    extra = int(share * use.working_bytes)
-    return PhaseUse(use.phase, use.parts | {"allocator rounding": extra}) if extra else use
 
 
 class _Run:
@@ -95,7 +84,7 @@ class _Run:
         section = getattr(self.cfg, role)
         return getattr(section, "zero_stage", 0) if section is not None else 0
 
-    def _offloaded(self, role: str) -> bool:
+    def offloaded(self, role: str) -> bool:
         return getattr(getattr(self.cfg, role), "optimizer", None) == "cpu"
 
     def model(self, role: str) -> ModelShapes:
@@ -111,7 +100,7 @@ class _Run:
                 # Never written to: copied out once, so a departure costs nothing.
                 found.append(TenantSize(role, "weights", size, True, 0, size, self._in_tier(size, stage < 3)))
                 continue
-            decay, offloaded = getattr(self.cfg, role).weight_decay > 0, self._offloaded(role)
+            decay, offloaded = getattr(self.cfg, role).weight_decay > 0, self.offloaded(role)
             state = trained_state(model, self.cfg.world_size, stage, self.element, decay, offloaded)
             found += [
                 self._moved(role, "weights", state.weights, stage < 3),
@@ -143,20 +132,22 @@ class _Run:
                 "rollout.kv_cache: auto needs the size of the GPU. Name it with --gpu, or set memory.device_bytes."
             )
         tokens = self.cfg.max_sequence_tokens
-        return kv_cache(self.engine_config(), self.tp, self.element, self.cfg.cluster.device, size, tokens)
+        batched = self.machine.batched_tokens
+        return kv_cache(self.engine_config(), self.tp, self.element, self.cfg.cluster.device, size, tokens, batched)
 
     def engine_reserve(self) -> Parts:
         """What an engine keeps on a CUDA device, asleep or not."""
-        if self.on_cpu or not self.cfg.uses_engines:
-            return {}
-        profiling = profiling_bytes(self.engine_config(), self.tp, self.element, self.cfg.rollout.max_num_seqs)
-        graphs = graph_bytes(self.cfg.rollout.enforce_eager)
-        return {"vLLM's profiling": profiling} | ({"CUDA graphs": graphs} if graphs else {})
+        has_graphs = self.cfg.uses_engines and not self.cfg.rollout.enforce_eager
+        return {"CUDA graphs": self.machine.graphs} if has_graphs and self.machine.graphs else {}
 
     def sampling(self, sequences: int) -> Parts:
-        """On CUDA the engine has taken what it needs when it started."""
-        if not self.on_cpu or not self.cfg.uses_engines:
+        """On CUDA any pass that vLLM's scheduler may make; the engine gives back what it took (`rollout.engine.Engine`)."""
+        if not self.cfg.uses_engines:
             return {}
+        if not self.on_cpu:
+            most = self.cfg.rollout.max_num_seqs
+            tokens = min(self.machine.batched_tokens, most * self.cfg.max_sequence_tokens)
+            return first_pass(self.engine_config(), self.tp, self.element, most, tokens)
         at_a_time = self.cfg.sequences_at_once(sequences)
         tokens = at_a_time * self.cfg.max_sequence_tokens
         return sampling_bytes(self.engine_config(), self.tp, self.element, at_a_time, tokens)
@@ -181,18 +172,21 @@ class _Run:
             0,
         )
 
-    def forward(self) -> Parts:
-        """Roles run one after another; on CUDA each process keeps in its allocator what it has used, so they add up."""
+    def forward_by_role(self) -> dict[str, Parts]:
+        """What each role takes that runs forward."""
         work = workload(self.cfg, self.cfg.train.prompts_per_step)
-        roles = [role for role in ("actor", "reference", "critic") if role in self.cfg.roles]
-        per_role = []
-        for role in roles:
+        found = {}
+        for role in (role for role in ("actor", "reference", "critic") if role in self.cfg.roles):
             gathered = gathered_bytes(self.model(role), self.stage(role), self.element, self.cfg.cluster.device)
-            per_role.append(forward_parts(self._pass(role, work, backward=False), *gathered))
+            found[role] = forward_parts(self._pass(role, work, backward=False), *gathered)
+        return found
+
+    def forward(self, by_role: dict[str, Parts]) -> Parts:
+        """Roles run one after another; on CUDA each process keeps in its allocator what it has used, so they add up."""
         if self.on_cpu:
-            return max(per_role, key=lambda parts: sum(parts.values()))
-        names = {name: None for parts in per_role for name in parts}
-        return {name: sum(parts.get(name, 0) for parts in per_role) for name in names}
+            return max(by_role.values(), key=lambda parts: sum(parts.values()))
+        names = {name: None for parts in by_role.values() for name in parts}
+        return {name: sum(parts.get(name, 0) for parts in by_role.values()) for name in names}
 
     def training(self, role: str) -> Parts:
         section = getattr(self.cfg, role)
@@ -200,7 +194,7 @@ class _Run:
         model = self.model(role)
         cut = partition(model, self.cfg.world_size, section.zero_stage, section.weight_decay > 0)
         traced, device = self._pass(role, work, backward=True), self.cfg.cluster.device
-        offloaded, overlap = self._offloaded(role), self.cfg.train.overlap_comm
+        offloaded, overlap = self.offloaded(role), self.cfg.train.overlap_comm
         return train_parts(traced, model, cut, self.element, work.micro_batches, device, offloaded, overlap)
 
     def _pass(self, role: str, work: Workload, backward: bool) -> Trace:
@@ -217,7 +211,7 @@ class _Run:
             device=self.cfg.cluster.device,
             trust_remote_code=self.cfg.model.trust_remote_code,
             dropout=self.cfg.model.dropout == "config",
-            fp32_gradients=backward and adds_up_on_arrival(self.stage(role), self.element, self._offloaded(role)),
+            fp32_gradients=backward and adds_up_on_arrival(self.stage(role), self.element, self.offloaded(role)),
             temperature=self.cfg.rollout.temperature,
             with_entropy=trains_policy and (algorithm.entropy_metric or algorithm.entropy_coef > 0),
             entropy_gradient=trains_policy and algorithm.entropy_coef > 0,
@@ -225,15 +219,18 @@ class _Run:
 
     def sync(self) -> Parts:
         """A bucket on its way (shared memory on CPU, the packed buffer of CUDA IPC, of which vLLM's worker makes a copy on the same GPU),
-        what ZeRO-3 gathers for it, and the layer that vLLM puts together."""
+        what ZeRO-3 gathers for it, and the layer that vLLM puts together, of which earlier buckets may have brought a part."""
         if not self.cfg.uses_engines:
             return {}
         model = self.model("actor")
         whole, largest = model.elements * self.element, max(model.sizes) * self.element
         bucket = min(whole, max(self.cfg.rollout.weight_bucket, largest))
-        parts = {"weight bucket": bucket, "layer in transfer": largest_layer_bytes(model, self.tp, self.element)}
+        layer, waiting = reloading_bytes(model, self.tp, self.element)
+        parts = {"weight bucket": bucket, "layer in transfer": layer}
         if not self.on_cpu:
             parts["copy of the bucket"] = bucket
+            if whole > bucket:
+                parts["layer across buckets"] = min(waiting, whole - bucket)
         if joined := sum(prod(shape) for _, shape in model.parameters if len(shape) > 2) * self.element:
             parts["experts taken apart"] = min(bucket, joined)
         return parts | ({"gathered parameters": 2 * bucket} if self.stage("actor") == 3 else {})
@@ -250,10 +247,15 @@ class _Run:
 
     def loading(self) -> Parts:
         """Beside the tenants of the role that loads: DeepSpeed flattens the weights while it has the loaded ones; a partitioned model
-        is never whole, but for the parameter that is read."""
+        is never whole, but for the parameter that is read. transformers first takes a block as large as a model that it reads straight
+        to a GPU (`caching_allocator_warmup`), which then becomes the model. vLLM makes its first pass.
+        """
         parts = {}
         for role in [*self.cfg.roles, *(["rollout"] if self.cfg.uses_engines else [])]:
             model = self.model("actor" if role == "rollout" else role)
             flattened = role in ("actor", "critic") and self.stage(role) in (1, 2)
             parts[f"{LOADING}{role}"] = (model.elements if flattened else max(model.sizes)) * self.element
+        if self.cfg.uses_engines and not self.on_cpu:
+            first = sum(self.sampling(self.cfg.samples_per_step).values())
+            parts[f"{LOADING}rollout"] = max(parts[f"{LOADING}rollout"], first)
         return parts

@@ -6,13 +6,16 @@ import os
 import time
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 
 from hybrid.config import RunConfig, machine
 from hybrid.memory.probe import process_bytes
 from hybrid.memory.swap import Part, come_parts, leave_parts
 from hybrid.planning.facts import CALL_S, ProcessBytes
+from hybrid.planning.shapes import read_config
 from hybrid.pool import Pool, open_pool
 from hybrid.roles.actor import ActorWorker
 from hybrid.roles.group import RoleGroup
@@ -32,6 +35,22 @@ PAUSE_S = 4.0
 
 class ProbeRole(ActorWorker):
     """A rank that says what its process takes, and has memory to move."""
+
+    def device_used(self) -> int:
+        """Bytes of this rank's GPU in use by anybody; 0 on CPU. Opens no context."""
+        return _device_used(self.device.type)
+
+    def communicator(self) -> int:
+        """Bytes of this rank's GPU that a process group takes with its first collective on the GPU; 0 for one rank and on CPU."""
+        if self.device.type == "cpu" or self.world_size == 1:
+            return 0
+        group = dist.new_group(backend="nccl")
+        before = self.device_used()
+        dist.all_reduce(torch.ones(1, device=self.device), group=group)
+        torch.cuda.synchronize()
+        taken = self.device_used() - before
+        dist.destroy_process_group(group)
+        return max(0, taken)
 
     def overhead(self, device_before: int) -> dict[str, int]:
         """Bytes beside the parts of the model: see `_overhead`."""
@@ -53,66 +72,93 @@ class ProbeRole(ActorWorker):
 class ProbeEngine(Engine):
     """An engine that says what its process takes."""
 
+    def device_used(self) -> int:
+        """As `ProbeRole.device_used`."""
+        return _device_used(self.options.device)
+
     def overhead(self, device_before: int) -> dict[str, int]:
         """Bytes beside weights and KV cache: see `_overhead`."""
         return _overhead(self.options.device, sum(self._counted_bytes().values()), device_before)
 
 
+def _device_used(device: str) -> int:
+    """Bytes in use, by anybody, on the GPU that this process sees; 0 on CPU."""
+    return 0 if device == "cpu" else machine.gpu_used_bytes()
+
+
 def _overhead(device: str, counted: int, device_before: int) -> dict[str, int]:
     """CPU: private and shared bytes of this process without what is counted. CUDA: how much more of the GPU is in use than before."""
     if device == "cuda":
-        from hybrid.memory.probe import device_used_bytes
-
-        return {"private": max(0, device_used_bytes() - device_before - counted), "shared": 0}
+        return {"private": max(0, _device_used(device) - device_before - counted), "shared": 0}
     found = process_bytes(os.getpid(), children=True)
     return {"private": max(0, found.private - counted), "shared": found.rss - found.private}
 
 
-def measure_processes(
-    cfg: RunConfig, folder: Path, timeout_s: float
-) -> tuple[ProcessBytes, ProcessBytes, float, float]:
-    """(role, engine, leaving, coming), as `cfg` runs them on this node, with tiny models; one after the other is warmed up by a pass. The
-    last two in bytes per second of a rank while all ranks move, through a tier in `folder`."""
-    model = make_probe_model(folder / "model", cfg.model.path, cfg.model.trust_remote_code)
-    gpus = cfg.cluster.gpus_per_node
+class Measured(NamedTuple):
+    """See `Calibration`; rates are of a rank while all ranks move."""
+
+    role: ProcessBytes
+    engine: ProcessBytes
+    leave_bytes_per_s: float
+    come_bytes_per_s: float
+    communicator: int
+    graphs: int
+
+
+def measure_processes(cfg: RunConfig, folder: Path, timeout_s: float) -> Measured:
+    """Role and engine as `cfg` runs them on this node, with tiny models, each after a pass. Moves go through a tier in `folder`. On CUDA
+    further what a process group takes, and an engine's graphs."""
+    on_cuda = cfg.cluster.device == "cuda"
+    small = make_probe_model(folder / "model", cfg.model.path, cfg.model.trust_remote_code)
     pool = open_pool(
         num_nodes=1,
-        gpus_per_node=gpus,
-        processes_per_bundle=2,
+        gpus_per_node=cfg.cluster.gpus_per_node,
+        processes_per_bundle=3 if on_cuda else 2,
         device=cfg.cluster.device,
         log_dir=folder / "logs",
         timeout_s=cfg.cluster.start_timeout_s,
         dashboard=False,
         bind_numa=cfg.cluster.bind_numa,
     )
-    before = _device_used(cfg)
     try:
-        group = _start_role(pool, cfg, model, folder, timeout_s)
-        role = _measure_role(group, before)
-        return role, _measure_engine(pool, cfg, model, timeout_s), *_measure_tier(group)
+        group = _role_group(pool, cfg, folder, timeout_s)
+        role, communicator = _measure_role(group, small, cfg)
+        if not on_cuda:
+            return Measured(
+                role, _measure_engine(pool, cfg, small, 0, timeout_s), *_measure_tier(group), communicator, 0
+            )
+        layers = read_config(cfg.model.path, cfg.model.trust_remote_code).get_text_config().num_hidden_layers
+        deep = make_probe_model(folder / "deep", cfg.model.path, cfg.model.trust_remote_code, layers)
+        eager = _measure_engine(pool, cfg, deep, 0, timeout_s)
+        with_graphs = eager if cfg.rollout.enforce_eager else _measure_engine(pool, cfg, deep, 1, timeout_s, False)
+        graphs = max(0, with_graphs.private - eager.private)
+        return Measured(role, eager, *_measure_tier(group), communicator, graphs)
     finally:
         pool.stop()
 
 
-def _start_role(pool: Pool, cfg: RunConfig, model: Path, folder: Path, timeout_s: float) -> RoleGroup:
+def _role_group(pool: Pool, cfg: RunConfig, folder: Path, timeout_s: float) -> RoleGroup:
     threads = cfg.cluster.threads_per_process
-    group = RoleGroup(
+    return RoleGroup(
         pool, "actor", ProbeRole, ("weights",), timeout_s,
         env={"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"},
         device=cfg.cluster.device, threads=threads, tier=cfg.memory.tier, swap_dir=str(folder / "swap"),
     )  # fmt: skip
+
+
+def _measure_role(group: RoleGroup, model: Path, cfg: RunConfig) -> tuple[ProcessBytes, int]:
+    """The rank that takes most, without its communicator, and the largest communicator."""
+    before = group.call("device_used")  # each rank looks at its own GPU
     dtype = getattr(torch, cfg.model.dtype)
     group.load(
         ModelOptions(str(model), dtype, cfg.model.attention),
         ZeroOptions(2, dtype, (0.9, 0.95), 1e-8, 0.0, 1.0),
     )
-    return group
-
-
-def _measure_role(group: RoleGroup, device_before: int) -> ProcessBytes:
     group.call("logprobs", [[Row(0, PROMPT[0], PROMPT[0])]], 1.0)
-    rows = group.call("overhead", device_before)
-    return ProcessBytes(*(max(row[name] for row in rows) for name in ("private", "shared")))
+    rows = group.call_sharded("overhead", before)
+    communicator = max(group.call("communicator"))
+    private, shared = (max(row[name] for row in rows) for name in ("private", "shared"))
+    return ProcessBytes(max(0, private - communicator), shared), communicator
 
 
 def _measure_tier(group: RoleGroup) -> tuple[float, float]:
@@ -134,8 +180,9 @@ def _timed_move(group: RoleGroup, kind: str) -> float:
     return time.perf_counter() - started
 
 
-def _measure_engine(pool: Pool, cfg: RunConfig, model: Path, timeout_s: float) -> ProcessBytes:
-    before = _device_used(cfg)
+def _measure_engine(
+    pool: Pool, cfg: RunConfig, model: Path, rank: int, timeout_s: float, enforce_eager: bool = True
+) -> ProcessBytes:
     options = EngineOptions(
         model_path=str(model),
         dtype=cfg.model.dtype,
@@ -143,23 +190,20 @@ def _measure_engine(pool: Pool, cfg: RunConfig, model: Path, timeout_s: float) -
         kv_cache_bytes=KV_BYTES,
         max_model_len=256,
         threads=cfg.cluster.threads_per_process,
-        enforce_eager=True,
+        enforce_eager=enforce_eager,
     )
     env = {"OMP_NUM_THREADS": str(options.threads)}
-    worker = pool.spawn(ProbeEngine, role="rollout", rank=0, bundle=pool.bundles[0], env=env, args=(options,))
+    worker = pool.spawn(ProbeEngine, role="rollout", rank=rank, bundle=pool.bundles[0], env=env, args=(options,))
+    (before,) = pool.wait([worker.submit("device_used")], "device_used", timeout_s)
     pool.wait([worker.submit("start")], "starting the engine", timeout_s)
     request = [GenerateRequest(PROMPT[0])]
     pool.wait([worker.submit("generate", request, SamplingOptions(max_new_tokens=8))], "generate", timeout_s)
     return ProcessBytes(**pool.wait([worker.submit("overhead", before)], "overhead", timeout_s)[0])
 
 
-def _device_used(cfg: RunConfig) -> int:
-    """Bytes in use on the first visible GPU now, whoever uses them; 0 on CPU."""
-    return 0 if cfg.cluster.device == "cpu" else machine.gpu_used_bytes()
-
-
-def make_probe_model(folder: Path, tokenizer_of: str, trust_remote_code: bool) -> Path:
-    """A causal LM of few parameters for the tokenizer of `tokenizer_of`, with random weights."""
+def make_probe_model(folder: Path, tokenizer_of: str, trust_remote_code: bool, layers: int = 2) -> Path:
+    """A causal LM of few parameters for the tokenizer of `tokenizer_of`, with random weights. CUDA graphs grow with the number of kernels,
+    and those with `layers`, however narrow."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from hybrid.tokenizer import load_tokenizer
@@ -169,7 +213,7 @@ def make_probe_model(folder: Path, tokenizer_of: str, trust_remote_code: bool) -
         vocab_size=-(-len(tokenizer) // 64) * 64,
         hidden_size=128,
         intermediate_size=256,
-        num_hidden_layers=2,
+        num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=32,

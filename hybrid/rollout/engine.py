@@ -20,7 +20,6 @@ from hybrid.rollout.checkpoint_names import HEADS, check_bucket, check_complete,
 from hybrid.rollout.requests import Completion, EngineOptions, GenerateRequest, SamplingOptions, tokens_held_at_most
 from hybrid.rollout.residency import MOVABLE, PARTS, check_come, check_leave
 from hybrid.rollout.stepping import Finished, finished, settle
-from hybrid.rollout.texts import decodes_at_end
 from hybrid.rollout.traces import take_traces
 from hybrid.telemetry.torch_trace import OpTrace
 
@@ -95,19 +94,17 @@ class Engine:
             self.llm.reset_prefix_cache()  # a cached prefix changes the shapes of the pass, and with them the last bits
         if seed is not None:
             self.llm.collective_rpc("hybrid_seed", args=(seed,))
-        tokenizer = self.llm.get_tokenizer()
-        at_end = decodes_at_end(sampling, tokenizer)
-        drawn = [sampling.greedy() if r.greedy else sampling for r in requests]
         names = self.llm.enqueue(
             [{"prompt_token_ids": r.token_ids} for r in requests],
-            [vllm_setup.sampling_params(s, r.seed, not at_end) for s, r in zip(drawn, requests, strict=True)],
+            [vllm_setup.sampling_params(sampling.greedy() if r.greedy else sampling, r.seed) for r in requests],
             use_tqdm=False,
         )
         lengths: list[int] = []
-        for portion in finished(self.llm, names, self.weight_version, tokenizer if at_end else None):
+        for portion in finished(self.llm, names, self.weight_version):
             lengths += [len(requests[i].token_ids) + len(c.token_ids) for i, group in portion for c in group]
             yield portion
         settle(self.llm)
+        vllm_setup.give_back(self.llm, self.options.device)
         held = tokens_held_at_most(lengths, self.options.max_num_seqs)
         self._kv_cache_share = held / self.llm.llm_engine.vllm_config.cache_config.kv_cache_size_tokens
 
@@ -160,8 +157,7 @@ class Engine:
         self, parts: list[str], move: Callable[[], None], counted: dict[str, int] | None = None
     ) -> list[dict[str, Any]]:
         """Do `move` and describe it: a row per part with its counted bytes. The measured change belongs to the parts together: the first
-        row spans it, the others are flat.
-        """
+        row spans it, the others are flat."""
         self.llm.collective_rpc("hybrid_release_free_memory")
         before = self._measured_bytes()
         started = time.perf_counter()
@@ -256,8 +252,7 @@ class Engine:
 
     def take_peak(self) -> dict[str, Any]:
         """Highest memory of the engine's processes since this was last asked, what they hold and what of the KV cache was used meanwhile:
-        the fields of a `RankPeak`.
-        """
+        the fields of a `RankPeak`."""
         if self.options.device == "cpu":
             peak, (held, shared) = self._peak.take(), held_and_shared("cpu", children=True)
         else:

@@ -23,6 +23,7 @@ SETTINGS = [
 
 def main() -> int:
     from hybrid.planning.engine import engine_weights, kv_cache
+    from hybrid.planning.facts import CPU_BATCHED_TOKENS
     from hybrid.planning.shapes import read_config, shapes
     from hybrid.rollout.requests import EngineOptions
 
@@ -38,7 +39,7 @@ def main() -> int:
                 counted = engine.stats()["counted_bytes"]
             predicted = {
                 "weights": tp * engine_weights(shapes(path, "policy"), config, tp, element, "cpu"),
-                "kv_cache": tp * kv_cache(config, tp, element, "cpu", KV_BYTES, TOKENS).bytes,
+                "kv_cache": tp * kv_cache(config, tp, element, "cpu", KV_BYTES, TOKENS, CPU_BATCHED_TOKENS).bytes,
             }
             ratios = {part: predicted[part] / counted[part] for part in predicted}
             worst = max(worst, *(abs(ratio - 1) for ratio in ratios.values()))

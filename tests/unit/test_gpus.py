@@ -52,6 +52,12 @@ def test_visible_devices_are_read_as_cuda_reads_them(given, names):
     assert visible_devices({} if given is None else {"CUDA_VISIBLE_DEVICES": given}) == names
 
 
+def _memory(gpu, version=None):
+    """As nvidia-smi counts, and in the second version as CUDA does."""
+    reserved = {"reserved": 5} if version == pynvml.nvmlMemory_v2 else {}
+    return SimpleNamespace(total=100 + gpu, used=10 + gpu, **reserved)
+
+
 @pytest.fixture
 def nvml(monkeypatch):
     """A driver with three GPUs; of the second MIG is on, and the third has no bf16."""
@@ -60,7 +66,8 @@ def nvml(monkeypatch):
     monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", names.__getitem__)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByUUID", names.__getitem__)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetMigMode", lambda gpu: [int(gpu == 1)] * 2)
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetMemoryInfo", lambda gpu: SimpleNamespace(total=100 + gpu, used=10 + gpu))
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetMemoryInfo", _memory)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetName", lambda gpu: f"GPU {gpu}")
     monkeypatch.setattr(pynvml, "nvmlDeviceGetCudaComputeCapability", lambda gpu: (7 if gpu == 2 else 9, 0))
 
 
@@ -87,7 +94,16 @@ def test_parts_of_a_gpu_are_refused_with_the_reason(nvml, monkeypatch, visible, 
 def test_the_first_visible_gpu_is_asked(nvml, monkeypatch, visible, number):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert machine.gpu_has_bf16() is (number == 0)
-    assert (machine.gpu_bytes(), machine.gpu_used_bytes()) == (100 + number, 10 + number)
+    assert (machine.gpu_bytes(), machine.gpu_used_bytes()) == (95 + number, 10 + number), (
+        "without what the driver keeps"
+    )
+    assert machine.gpu_name() == f"GPU {number}"
+
+
+def test_a_driver_that_says_less_is_asked_for_less(nvml, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetMemoryInfo", lambda gpu: SimpleNamespace(total=100))
+    assert machine.gpu_bytes() == 100
 
 
 def test_a_worker_counts_what_it_holds_itself():

@@ -57,11 +57,20 @@ def test_zero_3_cuts_each_parameter_and_keeps_small_ones_whole():
 
 @pytest.mark.parametrize(
     ("stage", "element_bytes", "on_cpu", "elements"),
-    [(0, 2, False, 0), (1, 2, False, 1000), (1, 2, True, 0), (1, 4, False, 0), (2, 2, False, 0)],
+    [(0, 2, False, 0), (1, 2, False, 1000), (1, 4, False, 0), (2, 2, False, 0)],
 )
 def test_zero_1_keeps_the_fp32_sums_of_all_gradients_of_a_bf16_model(stage, element_bytes, on_cpu, elements):
     state = trained_state(_model((100, 10)), 4, stage, element_bytes, False, on_cpu)
     assert state.gradients == 4 * elements
+
+
+@pytest.mark.parametrize(("stage", "element_bytes", "kept"), [(1, 2, 2000), (2, 2, 2000), (2, 4, 4000), (3, 2, None)])
+def test_an_optimizer_on_the_cpu_leaves_a_buffer_for_the_largest_parameter(stage, element_bytes, kept):
+    """DeepSpeed's `temp_grad_buffer_for_gpu_offload`, of stages 1 and 2; ZeRO-3 has its own whether or not."""
+    on_gpu, on_cpu = (
+        trained_state(_model((100, 10), (800,)), 4, stage, element_bytes, False, on_cpu) for on_cpu in (False, True)
+    )
+    assert on_cpu.gradients == (on_gpu.gradients if kept is None else kept)
 
 
 def test_fp32_weights_are_their_own_masters_at_stage_0_only():

@@ -62,20 +62,6 @@ def config(path: str, **changes) -> RunConfig:
     return resolve(RunConfig.model_validate(sections))
 
 
-@pytest.mark.parametrize("bucket_mib", [1, 16, 2048])
-def test_a_sync_on_cuda_holds_a_bucket_twice_at_most_the_model(model, bucket_mib):
-    """The staging buffer of the actor and the copy that vLLM's worker makes of it, on the same GPU. On CPU there is one, shared."""
-    rollout = {"samples_per_prompt": 4, "max_new_tokens": 128, "kv_cache": 8 * MIB, "weight_bucket": bucket_mib * MIB}
-    for device in ("cuda", "cpu"):
-        cluster, memory = {"device": device, "gpus_per_node": 2}, {"device_bytes": 4 * 2**30, "tier": "file"}
-        prediction = predict(config(model, cluster=cluster, rollout=rollout, memory=memory), MachineFacts())
-        parts = next(use.parts for use in prediction.phases if use.phase == "sync")
-        whole, largest = 2 * shapes(model, "policy").elements, 2 * 8192 * 512
-        wanted = min(whole, max(bucket_mib * MIB, largest))
-        assert parts["weight bucket"] == wanted
-        assert parts.get("copy of the bucket") == (wanted if device == "cuda" else None)
-
-
 def working(prediction, phase: str) -> int:
     """Bytes of tensors."""
     parts = next(use.parts for use in prediction.phases if use.phase == phase)
@@ -170,13 +156,13 @@ def test_engine_weights_are_cut_and_kv_heads_repeated(model):
     assert 0.5 * whole < half < 0.52 * whole  # norms and the rotary table are on both
     assert engine_weights(found, cfg, 1, 2, "cpu") - whole == 2 * 8192 * 512 * 2  # packed embedding and head
     assert vocab_shard(50257, 1) == 50304
-    one, four = (kv_cache(cfg, tp, 2, "cuda", 8 * MIB, 256) for tp in (1, 4))
+    one, four = (kv_cache(cfg, tp, 2, "cuda", 8 * MIB, 256, 8192) for tp in (1, 4))
     assert one.bytes_per_token == 2 * 6 * 2 * 32 * 2 and four.bytes_per_token == one.bytes_per_token / 2
     assert one.sequences == (8 * MIB // (one.bytes_per_token * 16) - 1) // 16
     for tokens in (1, 16, 17, 256):
-        least = kv_cache(cfg, 1, 2, "cuda", 8 * MIB, tokens).least_bytes
-        assert kv_cache(cfg, 1, 2, "cuda", least, tokens).sequences == 1
-        assert kv_cache(cfg, 1, 2, "cuda", least - 1, tokens).sequences == 0
+        least = kv_cache(cfg, 1, 2, "cuda", 8 * MIB, tokens, 8192).least_bytes
+        assert kv_cache(cfg, 1, 2, "cuda", least, tokens, 8192).sequences == 1
+        assert kv_cache(cfg, 1, 2, "cuda", least - 1, tokens, 8192).sequences == 0
 
 
 @pytest.mark.parametrize(
