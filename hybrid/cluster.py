@@ -22,7 +22,7 @@ from hybrid.config.cgroups import process_limit
 from hybrid.config.machine import cpu_cores
 from hybrid.errors import PlacementError
 from hybrid.joining import Target, await_cluster, find_cluster
-from hybrid.leftovers import clear_session, failed_start
+from hybrid.leftovers import clear_abandoned, clear_session, failed_start, own
 from hybrid.package import own_package_found
 from hybrid.surroundings import GIVEN, OBJECT_STORE_BYTES, check_surroundings, raise_file_limit, ray_cores, temp_folder
 from hybrid.waiting import bounded, told
@@ -88,6 +88,8 @@ def start_ray(
         return None
     check_surroundings(address)
     target = None if address is None else find_cluster(address)
+    if removed := clear_abandoned():
+        print(f"note: removed what runs that were killed had left: {', '.join(map(str, removed))}", flush=True)
     os.environ.update(NODE_ENV)
     raise_file_limit()
     with _own_signal_handlers(), told("starting Ray" if target is None else "joining Ray's cluster"):
@@ -191,7 +193,9 @@ def _start(gpus: int, cores: int, device: str, dashboard: bool, timeout_s: float
         raise PlacementError(
             "\n".join(["Ray did not start on this machine: " + _text(error), *said, _likely_cause()])
         ) from error
-    return OwnRay(Path(context.address_info["session_dir"]))
+    session = Path(context.address_info["session_dir"])
+    own(session)
+    return OwnRay(session)
 
 
 def _text(error: Exception) -> str:

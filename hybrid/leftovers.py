@@ -6,6 +6,7 @@ of /dev/shm is noted while it lives and removed when nobody maps it any more.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import tempfile
@@ -23,12 +24,60 @@ GRACE_S, END_S = 1.0, 5.0
 LOG_LINES = 8
 LOG_BYTES = 16 * 2**20
 """A larger log of Ray is not copied."""
+OWNER = "hybrid-owner"
+"""A file in each folder of a run that its driver keeps locked while it lives; the kernel ends the lock however the driver ends."""
 FAILED_LOGS = ("raylet.err", "gcs_server.err", "raylet.out", "gcs_server.out", "dashboard.err")
+
+_owned: dict[Path, int] = {}
+"""Folders that this process has marked, and the descriptors that hold their locks."""
 
 
 def make_temp_folder() -> Path:
     """A new folder for the processes of a run: below Ray's, whose path is short enough for sockets."""
-    return Path(tempfile.mkdtemp(prefix="hybrid-", dir=existing(temp_folder()[1])))
+    folder = Path(tempfile.mkdtemp(prefix="hybrid-", dir=existing(temp_folder()[1])))
+    own(folder)
+    return folder
+
+
+def own(folder: Path) -> None:
+    """Mark `folder` as this process's, until it ends or `folder` is removed: `clear_abandoned` of others leaves it alone."""
+    with suppress(OSError):
+        fd, aside = tempfile.mkstemp(dir=folder)  # locked before it has the name by which it is found
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        os.rename(aside, folder / OWNER)
+        _owned[folder] = fd
+
+
+def disown(folder: Path) -> None:
+    """Let go of the mark of a folder that is being removed."""
+    if (fd := _owned.pop(folder, None)) is not None:
+        os.close(fd)
+
+
+def clear_abandoned() -> list[Path]:
+    """Remove the folders of this user's runs whose drivers were killed, and of the Rays that these had started; returns them."""
+    parent = Path(existing(temp_folder()[1]))
+    removed = []
+    for mark in [*parent.glob(f"hybrid-*/{OWNER}"), *parent.glob(f"ray/session_*/{OWNER}")]:
+        folder = mark.parent
+        if folder.is_symlink() or not _is_abandoned(mark):
+            continue
+        if folder.parent == parent:
+            shutil.rmtree(folder, ignore_errors=True)
+        else:
+            clear_session(folder, None)
+        removed.append(folder)
+    return removed
+
+
+def _is_abandoned(mark: Path) -> bool:
+    """Whether nobody holds the lock of `mark`, which is this user's."""
+    try:
+        with mark.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return mark.parent.stat().st_uid == os.getuid()
+    except OSError:
+        return False
 
 
 def existing(folder: str) -> str:
@@ -95,11 +144,13 @@ def remove(processes: list[psutil.Process], files: set[Path], folder: Path | Non
             with suppress(OSError):
                 file.unlink()
     if folder is not None:
+        disown(folder)
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def clear_session(session: Path, logs: Path | None) -> None:
     """Remove the folder of a Ray that has ended, and the links to it. Its logs are copied to `logs`/ray first, where that is given."""
+    disown(session)
     if logs is not None:
         with suppress(OSError, shutil.Error):
             shutil.copytree(session / "logs", logs / "ray", ignore=_too_large, dirs_exist_ok=True)

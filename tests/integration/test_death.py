@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from hybrid.leftovers import clear_abandoned
 from launch.tiny_models import make_tiny_llama
 from tests.integration.runs import profile
 
@@ -66,6 +68,20 @@ def test_a_terminated_run_ends_in_order(send, tmp_path):
     assert process.returncode == 128 + signal.SIGTERM, output
     assert output.rstrip().endswith("interrupted") and "Traceback" not in output
     assert not (tmp_path / "run" / "swap").exists()
+
+
+def test_n5_a_start_after_a_killed_driver_removes_what_it_left(tmp_path, monkeypatch):
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:
+        monkeypatch.setenv("RAY_TMPDIR", short)
+        with running(tmp_path) as (process, family):
+            assert clear_abandoned() == [], "it lives"
+            process.kill()
+            process.wait()
+            psutil.wait_procs(family, timeout=120)  # Ray's agents look for their parent now and then
+        left = [*Path(short).glob("hybrid-*"), *Path(short).glob("ray/session_2*")]
+        assert len(left) == 2
+        assert sorted(clear_abandoned()) == sorted(left)
+        assert list(Path(short).iterdir()) == []
 
 
 def _shadowed(folder: Path) -> Path:

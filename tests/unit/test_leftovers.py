@@ -13,11 +13,13 @@ import pytest
 
 from hybrid import leftovers
 from hybrid.leftovers import (
+    clear_abandoned,
     clear_session,
     failed_start,
     family,
     keep_caches,
     make_temp_folder,
+    own,
     remove,
     shared_files,
     use_temp_folder,
@@ -106,11 +108,12 @@ def test_n5_torch_keeps_its_cache_out_of_the_temporary_folder(tmp_path, monkeypa
 
 def test_the_runs_folder_is_where_rays_is(tmp_path, monkeypatch):
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
-    assert make_temp_folder().parent == tmp_path
+    made = [make_temp_folder()]
     monkeypatch.setenv("RAY_TMPDIR", "/proc/none")
-    made = make_temp_folder()
-    made.rmdir()
-    assert made.parent == Path("/tmp")
+    made.append(make_temp_folder())
+    for folder in made:
+        remove([], set(), folder)
+    assert [folder.parent for folder in made] == [tmp_path, Path("/tmp")]
 
 
 def session(folder: Path, name: str = "session_1") -> Path:
@@ -149,3 +152,36 @@ def test_a_failed_start_says_what_ray_logged_last(tmp_path):
     assert said == ["Last lines of Ray's raylet.out:", "  [2026 E 1] raylet.cc: broken"]
     assert not made.exists() and other.exists()
     assert failed_start(tmp_path / "none", 0.0) == []
+
+
+OWNS = """
+import sys, time
+from pathlib import Path
+from hybrid.leftovers import make_temp_folder, own
+own(Path(sys.argv[1]))
+print(make_temp_folder(), flush=True)
+time.sleep(100)
+"""
+
+
+def test_n5_the_next_start_removes_the_folders_of_a_killed_run_and_no_others(tmp_path, monkeypatch):
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    sessions = [tmp_path / "ray" / f"session_2026_{name}" for name in ("killed", "ours", "theirs")]
+    for session in sessions:
+        (session / "logs").mkdir(parents=True)
+    (tmp_path / "hybrid-of-somebody").mkdir()
+    own(sessions[1])
+    ours = make_temp_folder()
+    run = subprocess.Popen([sys.executable, "-c", OWNS, str(sessions[0])], stdout=subprocess.PIPE, text=True)
+    folder = Path(run.stdout.readline().strip())
+    assert clear_abandoned() == [], "it lives"
+    run.kill()
+    run.wait()
+    assert sorted(clear_abandoned()) == sorted([folder, sessions[0]])
+    assert not folder.exists() and not sessions[0].exists()
+    assert (
+        ours.exists() and sessions[1].exists() and sessions[2].exists() and (tmp_path / "hybrid-of-somebody").exists()
+    )
+    remove([], set(), ours)
+    clear_session(sessions[1], None)
+    assert not ours.exists() and not sessions[1].exists() and leftovers._owned == {}
