@@ -28,7 +28,7 @@ from hybrid.rewards import (
     started_functions,
 )
 from hybrid.rewards.check_labels import check_labels
-from hybrid.start_check import check_models
+from hybrid.start_check import check_models, told_with_profile
 from hybrid.tokenizer import load_tokenizer
 from hybrid.waiting import told
 
@@ -101,7 +101,8 @@ def read_inputs(cfg: RunConfig, dry_run: bool = False) -> Iterator[Inputs]:
             checked = check_models(cfg)
             tokenizer = checked.tokenizer
             if tokenizer is None and not dry_run:
-                tokenizer = load_tokenizer(model_source(cfg, cfg.model.path), cfg.model.trust_remote_code)
+                with told_with_profile(cfg):
+                    tokenizer = load_tokenizer(model_source(cfg, cfg.model.path), cfg.model.trust_remote_code)
         inputs = Inputs(tokenizer, notes=checked.notes)
         if tokenizer is None:
             inputs.notes.append(

@@ -7,6 +7,7 @@ its very end.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -60,6 +61,15 @@ def check_models(cfg: RunConfig) -> Checked:
         return checked
     finally:
         transformers.logging.set_verbosity(shown)
+
+
+@contextmanager
+def told_with_profile(cfg: RunConfig) -> Iterator[None]:
+    """Raise an `UnusableModel` of the body as other mistakes in the profile of `cfg` are told."""
+    try:
+        yield
+    except UnusableModel as error:
+        check_report(cfg, [Violation((error.key,), error.rule, error.fix)])
 
 
 def _here(path: str) -> Path | None:
@@ -214,8 +224,5 @@ def _token_problem(cfg: RunConfig, folder: Path, tokenizer: PreTrainedTokenizerB
 def _export(cfg: RunConfig, folder: Path, tokenizer: PreTrainedTokenizerBase) -> list[str]:
     from hybrid.roles.export_files import try_export
 
-    try:
+    with told_with_profile(cfg):
         return try_export(str(folder), tokenizer, cfg.model.dtype, cfg.model.trust_remote_code)
-    except UnusableModel as error:
-        check_report(cfg, [Violation((error.key,), error.rule, error.fix)])
-        raise

@@ -10,8 +10,10 @@ from pathlib import Path
 import datasets
 import pytest
 
+from hybrid import preparation
 from hybrid.config import load_run, resolve
 from hybrid.data import prompts
+from hybrid.errors import UnusableModel
 from hybrid.preparation import prepared
 from launch.tiny_models import CHAT_TEMPLATE, make_tiny_llama, make_tokenizer
 from tests.unit.data_files import write_jsonl
@@ -117,6 +119,16 @@ def test_a_dry_run_checks_the_data_of_a_model_that_is_not_here(start):
     assert status == 0 and "some-org/some-model is not on this machine" in output
     status, output = start(("train", "--dry-run"), records("1", True), away)
     assert status == 2 and "train.jsonl:2: True is invalid" in output
+
+
+def test_n3_a_model_whose_tokenizer_cannot_be_had_is_refused_before_ray_starts(start, tmp_path, monkeypatch):
+    def load(path, *args, **kwargs):
+        raise UnusableModel("model.path", path, "its tokenizer cannot be loaded", "Complete the folder.")
+
+    monkeypatch.setattr(preparation, "load_tokenizer", load)
+    status, output = start(("train",), records("1"), "model.path=some-org/some-model")
+    assert status == 2 and "Ray starts" not in output
+    assert f"error: {tmp_path}/p.yaml: one problem" in output and "its tokenizer cannot be loaded" in output
 
 
 def test_data_is_read_once(start, tmp_path, model, monkeypatch):
