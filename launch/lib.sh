@@ -59,13 +59,14 @@ detect_device() {
 # Ids of live processes that belong to a session started by `start_session`: by session id, and by the mark in their environment,
 # which also finds those that made a session of their own.
 session_members() { # session mark
-    local stat pid rest fields
+    local stat pid rest fields marked
+    marked=" $(grep -lzsF -- "$2" /proc/[0-9]*/environ | tr '\n' ' ')"
     for stat in /proc/[0-9]*/stat; do
         { read -r rest <"$stat"; } 2>/dev/null || continue # it may have ended meanwhile
         pid="${rest%% *}"
         read -r -a fields <<<"${rest##*) }" # state ppid pgrp session ...
         [[ "${fields[0]}" == Z || "$pid" == "$$" ]] && continue
-        if [[ "${fields[3]}" == "$1" ]] || grep -qzF "$2" "/proc/$pid/environ" 2>/dev/null; then echo "$pid"; fi
+        if [[ "${fields[3]}" == "$1" || "$marked" == *" /proc/$pid/environ "* ]]; then echo "$pid"; fi
     done
 }
 
@@ -90,7 +91,7 @@ run_session() { # command...
             await_end "$grace" "$child"
             break
         fi
-        sleep 0.3 & # in the background: a trap interrupts `wait`, not a command
+        sleep 0.1 & # in the background: a trap interrupts `wait`, not a command
         wait "$!"
     done
     trap '' INT TERM HUP # a second Ctrl-C does not leave the sweep half done

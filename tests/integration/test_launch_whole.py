@@ -123,7 +123,7 @@ def test_install_says_what_it_waits_for(checkout):
     checkout.add_tool("sleep", sleep)
     script = checkout.folder / "launch" / "install.sh"
     script.write_text(script.read_text().replace("last + 20", "last + 1"))
-    first = checkout.start("launch/install.sh", "cpu", WAIT="--no-compile")
+    first = checkout.start("launch/install.sh", "cpu", WAIT="--no-compile", GRACE="1")  # the stand-in hears no signal
     checkout.wait_for_call("--no-compile")
     second = checkout.start("launch/install.sh", "cpu")
     lines = iter(first.stdout.readline, "")
@@ -219,7 +219,7 @@ def test_gpu_tests_run_where_the_driver_lists_gpus(checkout):
     calls = checkout.calls().splitlines()
     installs = [line.split("-e ")[1].rpartition("/")[2] for line in calls if "-m pip install --no-compile" in line]
     assert installs == ["checkout[cpu,test]", "checkout[gpu,test]"]
-    suites = [line.partition(" --dur")[0].rpartition("/tests/")[2] for line in calls if "-m pytest" in line]
+    suites = [line.partition(" --num")[0].rpartition("/tests/")[2] for line in calls if "-m pytest" in line]
     assert suites == ["unit", "integration", "e2e", "gpu"]
     ran_in = [line for line in calls if line.startswith("in ")]
     assert ran_in == [*[f"in {checkout.folder}/.venv-cpu for cpu"] * 3, f"in {checkout.folder}/.venv for gpu"]
