@@ -58,6 +58,7 @@ def engine_group(cfg: RunConfig, pool: Pool) -> EngineGroup:
         tensor_parallel_size=cfg.rollout.tensor_parallel_size,
         max_num_seqs=cfg.rollout.max_num_seqs,
         enforce_eager=cfg.rollout.enforce_eager,
+        custom_all_reduce=cfg.rollout.custom_all_reduce,
         seed=cfg.train.seed,
         threads=cfg.cluster.threads_per_process,
         trust_remote_code=cfg.model.trust_remote_code,

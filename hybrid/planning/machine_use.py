@@ -10,6 +10,8 @@ HOST_ROLE, HOST_ENGINE, HOST_DRIVER = 1300 * MIB, 1800 * MIB, 900 * MIB
 """Host memory of a process of a CUDA run and of the driver; stated, not measured."""
 ENGINE_COMMUNICATORS = 2
 """Published are 1.35 GiB with two H100s, twice a communicator's."""
+CUSTOM_ALL_REDUCE = 34 * MIB
+"""Of vLLM's all-reduce on one GPU (custom_all_reduce.py): results between its two passes 8 MiB, inputs 16, addresses 8, and signals."""
 RAY_BYTES = 1000 * MIB
 """Ray's own processes on a node (GCS, raylet, dashboard)."""
 
@@ -22,6 +24,8 @@ def overhead(cfg: RunConfig, machine: MachineFacts) -> dict[str, int]:
             "CUDA contexts": roles * machine.role.private + engine * machine.engine.private,
             "NCCL communicators": communicators(cfg) * machine.communicator,
         }
+        if engine and cfg.rollout.tensor_parallel_size > 1 and cfg.rollout.custom_all_reduce:
+            found["custom all-reduce"] = CUSTOM_ALL_REDUCE
         return {name: size for name, size in found.items() if size}
     tp = cfg.rollout.tensor_parallel_size
     engine_processes = engine * (1 if tp == 1 else 1 + 1 / tp)

@@ -18,8 +18,9 @@ from hybrid.memory.probe import PeakSampler, held_and_shared, process_bytes
 from hybrid.rollout import vllm_setup
 from hybrid.rollout.checkpoint_names import HEADS, check_bucket, check_complete, checkpoint_shapes
 from hybrid.rollout.requests import Completion, EngineOptions, GenerateRequest, SamplingOptions, tokens_held_at_most
-from hybrid.rollout.residency import MOVABLE, PARTS, check_come, check_leave
+from hybrid.rollout.residency import MOVABLE, PARTS, check_come, check_leave, moved_rows
 from hybrid.rollout.stepping import Finished, finished, settle
+from hybrid.rollout.texts import decodes_at_end
 from hybrid.rollout.traces import take_traces
 from hybrid.telemetry.torch_trace import OpTrace
 
@@ -57,6 +58,7 @@ class Engine:
         self._whole = True
         self._peak = PeakSampler("cpu", children=True)
         resume_gc()
+        vllm_setup.give_back(self.llm, self.options.device)
         return self.stats()
 
     def generate(
@@ -94,13 +96,16 @@ class Engine:
             self.llm.reset_prefix_cache()  # a cached prefix changes the shapes of the pass, and with them the last bits
         if seed is not None:
             self.llm.collective_rpc("hybrid_seed", args=(seed,))
+        tokenizer = self.llm.get_tokenizer()
+        at_end = decodes_at_end(sampling, tokenizer)
+        drawn = [sampling.greedy() if r.greedy else sampling for r in requests]
         names = self.llm.enqueue(
             [{"prompt_token_ids": r.token_ids} for r in requests],
-            [vllm_setup.sampling_params(sampling.greedy() if r.greedy else sampling, r.seed) for r in requests],
+            [vllm_setup.sampling_params(s, r.seed, not at_end) for s, r in zip(drawn, requests, strict=True)],
             use_tqdm=False,
         )
         lengths: list[int] = []
-        for portion in finished(self.llm, names, self.weight_version):
+        for portion in finished(self.llm, names, self.weight_version, tokenizer if at_end else None):
             lengths += [len(requests[i].token_ids) + len(c.token_ids) for i, group in portion for c in group]
             yield portion
         settle(self.llm)
@@ -156,26 +161,14 @@ class Engine:
     def _moved(
         self, parts: list[str], move: Callable[[], None], counted: dict[str, int] | None = None
     ) -> list[dict[str, Any]]:
-        """Do `move` and describe it: a row per part with its counted bytes. The measured change belongs to the parts together: the first
-        row spans it, the others are flat."""
+        """Do `move` and describe it, see `moved_rows`."""
         self.llm.collective_rpc("hybrid_release_free_memory")
         before = self._measured_bytes()
         started = time.perf_counter()
         move()
         seconds = time.perf_counter() - started
         after = self._measured_bytes()
-        counted = counted or self._counted_bytes()
-        return [
-            {
-                "part": part,
-                "counted_bytes": counted[part],
-                "copied_bytes": 0,
-                "seconds": seconds if i == 0 else 0.0,
-                "before_bytes": before if i == 0 else after,
-                "after_bytes": after,
-            }
-            for i, part in enumerate(parts)
-        ]
+        return moved_rows(parts, counted or self._counted_bytes(), seconds, before, after)
 
     def movable_parts(self) -> tuple[str, ...]:
         """Parts that `leave` and `come` accept on this platform."""

@@ -28,6 +28,8 @@ class EngineOptions:
     """Sequences generated at the same time."""
     enforce_eager: bool = True
     """No CUDA graphs and no compilation."""
+    custom_all_reduce: bool = True
+    """Let vLLM's own all-reduce add up what the GPUs of an engine computed."""
     seed: int = 0
     threads: int = 1
     """CPU threads of each worker process."""

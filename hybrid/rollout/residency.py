@@ -44,6 +44,24 @@ def _check_movable(parts: list[str], device: str, verb: str) -> None:
         )
 
 
+def moved_rows(
+    parts: list[str], counted: dict[str, int], seconds: float, before: int, after: int
+) -> list[dict[str, Any]]:
+    """A row per part with its `counted` bytes. The measured change belongs to the parts together: the first row spans it, the others are
+    flat."""
+    return [
+        {
+            "part": part,
+            "counted_bytes": counted[part],
+            "copied_bytes": 0,
+            "seconds": seconds if i == 0 else 0.0,
+            "before_bytes": before if i == 0 else after,
+            "after_bytes": after,
+        }
+        for i, part in enumerate(parts)
+    ]
+
+
 def held_bytes(reserved: int, segments: Iterable[dict[str, Any]], allocations: Iterable[Any]) -> int:
     """Bytes of the GPU that a worker of vLLM holds, from its own books: other processes take and free memory of the device meanwhile.
 

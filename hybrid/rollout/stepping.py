@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from hybrid.errors import RolloutError
 from hybrid.rollout.requests import Completion
+from hybrid.rollout.texts import response_text
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
     from vllm import LLM
 
 MAX_SETTLING_STEPS = 16
@@ -18,8 +20,11 @@ Finished = tuple[int, list[Completion]]
 """Number of a request in its batch, and its completions."""
 
 
-def finished(llm: LLM, names: list[str], version: int) -> Iterator[list[Finished]]:
-    """Step until the requests `names`, as `LLM.enqueue` called them, have ended; whenever some have, those.
+def finished(
+    llm: LLM, names: list[str], version: int, tokenizer: PreTrainedTokenizerBase | None = None
+) -> Iterator[list[Finished]]:
+    """Step until the requests `names`, as `LLM.enqueue` called them, have ended; whenever some have, those. `tokenizer` makes their texts;
+    None where vLLM did.
 
     All of them have ended also when this raises: `RolloutError` for a response that is broken, by weights of `version`.
     """
@@ -31,7 +36,9 @@ def finished(llm: LLM, names: list[str], version: int) -> Iterator[list[Finished
         while engine.has_unfinished_requests():
             done = [output for output in engine.step() if output.finished]
             if done:
-                yield [(numbers[o.request_id], [_completion(c, version) for c in o.outputs]) for o in done]
+                yield [
+                    (numbers[o.request_id], [_completion(c, version, o, tokenizer) for c in o.outputs]) for o in done
+                ]
     except Exception:
         engine.abort_request(names, internal=True)
         raise
@@ -49,11 +56,14 @@ def settle(llm: LLM) -> None:
     raise RolloutError(f"vLLM still has requests {MAX_SETTLING_STEPS} steps after the last response.")
 
 
-def _completion(output: Any, version: int) -> Completion:
+def _completion(output: Any, version: int, request: Any, tokenizer: PreTrainedTokenizerBase | None) -> Completion:
     if output.finish_reason not in ("stop", "length"):
         raise RolloutError(f"vLLM ended a response with `{output.finish_reason}` after {len(output.token_ids)} tokens.")
     ids = list(output.token_ids)
     logprobs = [at[token].logprob for token, at in zip(ids, output.logprobs, strict=True)]
     if not math.isfinite(sum(logprobs)):
         raise RolloutError(f"A log-prob is not finite: weights of version {version} are broken, or the KV cache is.")
-    return Completion(ids, logprobs, output.text, output.finish_reason, version)
+    text = output.text
+    if tokenizer is not None:  # no text ends a response then, so one that stopped has its end token
+        text = response_text(tokenizer, request.prompt_token_ids, ids, output.finish_reason == "stop")
+    return Completion(ids, logprobs, text, output.finish_reason, version)

@@ -63,7 +63,7 @@ def build(options: EngineOptions, folder: str) -> LLM:
         if on_cpu
         else {"worker_cls": "hybrid.rollout.cuda_worker.SleepableCUDAWorker", "enable_sleep_mode": True}
     )
-    llm = LLM(
+    return LLM(
         model=folder,
         # Left open, vLLM prefers Mistral's own files where a folder has them, too.
         config_format="hf",
@@ -82,15 +82,13 @@ def build(options: EngineOptions, folder: str) -> LLM:
         enforce_eager=options.enforce_eager,
         seed=options.seed,
         enable_prefix_caching=True,
-        disable_custom_all_reduce=True,  # its buffers survive sleep
+        disable_custom_all_reduce=not options.custom_all_reduce,
         logprobs_mode="processed_logprobs",
         weight_transfer_config={"backend": BACKEND[options.device]},
         worker_extension_cls="hybrid.rollout.worker_extension.WorkerExtension",
         profiler_config=_profiler(options),
         **platform,
     )
-    give_back(llm, options.device)
-    return llm
 
 
 def give_back(llm: LLM, device: str) -> None:
@@ -112,8 +110,8 @@ def _profiler(options: EngineOptions) -> dict[str, Any] | None:
     }
 
 
-def sampling_params(options: SamplingOptions, seed: int | None) -> SamplingParams:
-    """`logprobs=0` returns the log-prob of the sampled token and of no other."""
+def sampling_params(options: SamplingOptions, seed: int | None, detokenize: bool = True) -> SamplingParams:
+    """`logprobs=0` returns the log-prob of the sampled token and of no other. `detokenize`: vLLM makes the text; see `texts`."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -130,6 +128,7 @@ def sampling_params(options: SamplingOptions, seed: int | None) -> SamplingParam
         spaces_between_special_tokens=False,  # the text as the model wrote it
         seed=seed,
         logprobs=0,
+        detokenize=detokenize,
         output_kind=RequestOutputKind.FINAL_ONLY,
     )
 

@@ -74,6 +74,16 @@ def engine(models):
         yield engine
 
 
+def test_texts_are_the_same_whoever_makes_them(engine):
+    """A text that may end a response makes vLLM decode token by token; else whole responses are decoded."""
+    requests = [GenerateRequest(p, seed=i) for i, p in enumerate(PROMPTS)]
+    ours = engine.generate(requests, SAMPLED)
+    theirs = engine.generate(requests, dataclasses.replace(SAMPLED, stop=("no such text",)))
+    for of_us, of_vllm in zip(ours, theirs, strict=True):
+        assert tokens(of_us) == tokens(of_vllm) and any(c.text for c in of_us)
+        assert [c.text for c in of_us] == [c.text for c in of_vllm]
+
+
 def test_c31_special_tokens_stay_in_the_text_where_they_are_wanted_and_the_end_token_never(engine, models):
     tokenizer, texts = AutoTokenizer.from_pretrained(models[0]), {}
     for keep in (False, True):

@@ -182,7 +182,7 @@ def test_measured_communicators_and_graphs_replace_stated_ones(config, monkeypat
     from dataclasses import asdict
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    cfg = config(rollout={"tensor_parallel_size": 2})
+    cfg = config(rollout={"tensor_parallel_size": 2, "custom_all_reduce": False})
     process = ProcessBytes(3 * MIB)
     found = calibration.Calibration("cuda", "file", process, process, 8e9, 4e9, communicator=5 * MIB, graphs=11 * MIB)
     calibration._write({calibration.machine_key(): asdict(found)})
