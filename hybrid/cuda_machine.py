@@ -88,7 +88,7 @@ def compiler_problem(environ: Mapping[str, str] = os.environ) -> str | None:
         )
         command = [compiler, str(source), "-shared", "-fPIC", f"-I{headers}", "-o", f"{folder}/launcher.so"]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S)
+            done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", timeout=COMPILE_TIMEOUT_S)
             errors = [line for line in done.stderr.splitlines() if "error" in line]
             said = (errors or done.stderr.splitlines() or [f"exit status {done.returncode}"])[0]
             failed = done.returncode != 0
@@ -117,7 +117,11 @@ def driver_problem() -> str | None:
     """Makes the first tensor on every visible GPU, in a process that ends with it."""
     try:
         done = subprocess.run(
-            [sys.executable, "-c", FIRST_TENSORS], capture_output=True, text=True, timeout=START_TIMEOUT_S
+            [sys.executable, "-c", FIRST_TENSORS],
+            capture_output=True,
+            text=True,
+            encoding="utf-8",
+            timeout=START_TIMEOUT_S,
         )
     except subprocess.TimeoutExpired:
         return (

@@ -49,7 +49,7 @@ def node_of(address: str, root: Path = cgroups.ROOT) -> int | None:
     """NUMA node of the PCI device at `address` (`0000:3b:00.0`, or NVML's form with eight digits of domain); None where it is not known."""
     domain, _, rest = address.lower().partition(":")
     try:
-        node = int((root / "sys/bus/pci/devices" / f"{domain[-4:]}:{rest}" / "numa_node").read_text())
+        node = int((root / "sys/bus/pci/devices" / f"{domain[-4:]}:{rest}" / "numa_node").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     return node if node >= 0 else None  # -1: the firmware says nothing
@@ -58,7 +58,7 @@ def node_of(address: str, root: Path = cgroups.ROOT) -> int | None:
 def cores_of(node: int, root: Path = cgroups.ROOT) -> set[int]:
     """Cores of a NUMA node, from a list such as `0-15,32-47`; empty where it is not known."""
     with suppress(OSError, ValueError):
-        text = (root / f"sys/devices/system/node/node{node}/cpulist").read_text().strip()
+        text = (root / f"sys/devices/system/node/node{node}/cpulist").read_text(encoding="utf-8").strip()
         ranges = [[int(end) for end in each.split("-")] for each in text.split(",") if each]
         return {core for ends in ranges for core in range(ends[0], ends[-1] + 1)}
     return set()

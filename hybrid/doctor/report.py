@@ -35,7 +35,11 @@ def list_gpus() -> dict[str, Any]:
     """CUDA version of torch and the visible GPUs, asked in a process of its own: this one opens no context. Empty without CUDA."""
     try:
         done = subprocess.run(
-            [sys.executable, "-c", LISTS_GPUS], capture_output=True, text=True, timeout=START_TIMEOUT_S
+            [sys.executable, "-c", LISTS_GPUS],
+            capture_output=True,
+            text=True,
+            encoding="utf-8",
+            timeout=START_TIMEOUT_S,
         )
         return json.loads(done.stdout.splitlines()[-1])
     except (IndexError, ValueError, subprocess.TimeoutExpired):

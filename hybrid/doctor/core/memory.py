@@ -50,7 +50,7 @@ def context_is_planned(setting: Setting) -> Figures:
     before, total = device_bytes("cuda")
     figures: Figures = {"gpu_bytes": total}
     command = [sys.executable, "-c", OPENS_CONTEXT]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8") as other:
         for line in other.stdout:
             said = json.loads(line)
             taken = device_bytes("cuda")[0] - before - said["reserved"]

@@ -44,7 +44,7 @@ def grpo_stays_in_plan(setting: Setting) -> Figures:
     if setting.device == "cpu":
         del env["CUDA_VISIBLE_DEVICES"]
     command = [sys.executable, "-m", "hybrid.cli", "train", str(file)]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=DEADLINE_S - 30)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, encoding="utf-8", timeout=DEADLINE_S - 30)
     lines = "\n".join((done.stdout + done.stderr).strip().splitlines()[-LOG_LINES:])
     expect(done.returncode == 0, f"hybrid train ended with {done.returncode}", {"output": lines})
     return _predicted_and_measured(setting, str(runs / "run"))
