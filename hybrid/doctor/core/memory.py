@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from hybrid.doctor.check import Check, Figures, Setting, beside, expect
 from hybrid.doctor.core.decoder import join, make_decoder, share_of_loss
 from hybrid.doctor.core.swap import LEARNING_RATE, new_swap
+from hybrid.errors import HybridError
 from hybrid.memory.probe import device_bytes, measured_bytes, release_free_memory
 from hybrid.memory.swap import Part, come_parts, leave_parts
 
@@ -44,6 +46,16 @@ def plan_constant(name: str) -> Any:
         return None
 
 
+def planned_context() -> int | None:
+    """What a plan counts for a context on this kind of GPU."""
+    try:
+        from hybrid.planning.known_gpus import find_gpu
+
+        return find_gpu(torch.cuda.get_device_name()).context_bytes
+    except (ImportError, HybridError):  # no PyYAML, or a GPU that is not in the list
+        return plan_constant("CUDA_CONTEXT")
+
+
 def context_is_planned(setting: Setting) -> Figures:
     """Device memory in use before and after another process opens a context there, without what it allocated."""
     torch.ones(1, device="cuda")
@@ -54,7 +66,7 @@ def context_is_planned(setting: Setting) -> Figures:
         for line in other.stdout:
             said = json.loads(line)
             taken = device_bytes("cuda")[0] - before - said["reserved"]
-            planned = plan_constant("CUDA_CONTEXT") if said["step"] == "kernels" else None
+            planned = planned_context() if said["step"] == "kernels" else None
             figures[f"{said['step']}_bytes"] = beside(taken, planned)
             other.stdin.write("\n")
             other.stdin.flush()
@@ -69,7 +81,7 @@ def expect_planned(what: str, figure: dict, figures: Figures) -> None:
     expect(planned is None or measured <= MARGIN * planned + SLACK, said, figures)
 
 
-def allocator_keeps_little(setting: Setting) -> Figures:
+def allocator_keeps_little(setting: Setting, planned: str) -> Figures:
     """A pass's tensors of many sizes come and go; then what is reserved beyond what was ever allocated at once."""
     generator = torch.Generator().manual_seed(0)
     unit = setting.size(MIB, 2**10)
@@ -85,14 +97,14 @@ def allocator_keeps_little(setting: Setting) -> Figures:
     figures = {
         "allocated_bytes": allocated,
         "reserved_bytes": reserved,
-        "allocator_share": beside(share, plan_constant("ALLOCATOR_SHARE")),
+        "allocator_share": beside(share, plan_constant(planned)),
     }
     expect(share <= 0.25, f"torch's allocator holds {share:.0%} more than was allocated at once", figures)
     return figures
 
 
 def freed_pieces_serve_a_whole(setting: Setting) -> Figures:
-    """Half of 64 blocks of 32 MiB is freed, every second one; then one block of all their bytes is allocated."""
+    """Half of 32 blocks of 32 MiB is freed, every second one; then one block of all their bytes is allocated."""
     large = [torch.empty(32 * MIB, dtype=torch.uint8, device="cuda") for _ in range(32)]
     kept = large[::2]
     del large
@@ -156,12 +168,19 @@ MEMORY = [
         context_is_planned,
         on_cpu=False,
     ),
-    Check(
-        "memory/allocator",
-        "torch's allocator keeps little beyond what is in use at once.",
-        "Plans are too tight by this share of a pass: lower memory.device_bytes by it.",
-        allocator_keeps_little,
-        on_cpu=False,
+    *(
+        Check(
+            name,
+            f"torch's allocator keeps little beyond what is in use at once, where segments are {kind}.",
+            "Plans are too tight by this share of a pass: lower memory.device_bytes by it.",
+            partial(allocator_keeps_little, planned=planned),
+            process_role=role,
+            on_cpu=False,
+        )
+        for name, kind, planned, role in (
+            ("memory/expandable", "expandable", "EXPANDABLE_SHARE", "critic"),
+            ("memory/fixed", "fixed, as in the actor", "ALLOCATOR_SHARE", "actor"),
+        )
     ),
     Check(
         "memory/pieces",

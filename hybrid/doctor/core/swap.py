@@ -45,7 +45,7 @@ def tensors_come_back(setting: Setting) -> Figures:
 
 def _round_trip(swap: StorageSwap, kind: str, setting: Setting, figures: Figures) -> None:
     device = setting.torch_device
-    elements = setting.size(64 * MIB, MIB)
+    elements = setting.size(64 * MIB, 4 * MIB)
     flat, half = torch.randn(elements, device=device), torch.randn(elements // 4 + 7, device=device).bfloat16()
     view = flat[1000:2000].view(10, 100)
     kept = [tensor.cpu().clone() for tensor in (flat, view, half)]
@@ -60,7 +60,8 @@ def _round_trip(swap: StorageSwap, kind: str, setting: Setting, figures: Figures
     expect(same, f"{kind}: bytes changed", figures)
     flat[1000] = 7.0
     expect(view[0, 0].item() == 7.0, f"{kind}: a view no longer shares its tensor's memory", figures)
-    expect(fell >= 0.9 * counted, f"{kind}: memory fell by {fell} bytes of {counted}", figures)
+    noise = 0 if setting.device == "cuda" else 4 * MIB  # the interpreter's own, in the figures of a CPU
+    expect(fell >= 0.9 * counted - noise, f"{kind}: memory fell by {fell} bytes of {counted}", figures)
     for _ in range(5):
         flat.fill_(1.0)
         swap.leave("weights", named(flat=flat))
