@@ -12,8 +12,6 @@ import pytest
 
 from hybrid import numa
 from hybrid.config import load_run, resolve
-from hybrid.environment import Place
-from hybrid.pool import Bundle, Pool
 
 
 @dataclass
@@ -121,16 +119,3 @@ def test_lists_of_cores(machine, text, cores):
 def test_auto_is_on_where_there_are_gpus(profile, device, given, bound):
     cfg = resolve(load_run(profile, [f"cluster.device={device}", "model.dtype=bfloat16", f"cluster.bind_numa={given}"]))
     assert cfg.cluster.bind_numa is bound
-
-
-@pytest.mark.parametrize(("wanted", "gpus", "beside"), [(True, 1, True), (True, 2, False), (False, 1, False)])
-def test_processes_of_several_gpus_are_left_alone(tmp_path, monkeypatch, wanted, gpus, beside):
-    started = []
-    made = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda *args, **_: started.append(args)))
-    monkeypatch.setattr("hybrid.pool.as_process", lambda cls: made)
-    monkeypatch.setattr("hybrid.pool.PlacementGroupSchedulingStrategy", lambda *args, **_: None)
-    bundle = Bundle(0, "10.0.0.1", "3", 0)
-    pool = Pool(None, [bundle], 1, "cuda", tmp_path, None, tmp_path, bind_numa=wanted)
-    pool.spawn(object, role="actor", rank=0, bundle=bundle, gpus=gpus)
-    (place,) = [each for each in started[0] if isinstance(each, Place)]
-    assert (place.gpu_id, place.beside_gpu) == ("3", beside)
