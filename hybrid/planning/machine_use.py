@@ -50,8 +50,8 @@ def communicators(cfg: RunConfig) -> int:
     return engine + (len(exchanging) if cfg.world_size > 1 else 0)
 
 
-def host_use(cfg: RunConfig, exported: int) -> dict[str, int]:
-    """Host memory of a node besides tenants; on CPU the processes are the device's. `exported`: bytes of the model that is written."""
+def host_use(cfg: RunConfig, exported: dict[str, int]) -> dict[str, int]:
+    """Host memory of a node besides tenants; on CPU the processes are the device's. `exported`: bytes while the model is written."""
     found = {"Ray's object store": OBJECT_STORE_BYTES, "Ray": RAY_BYTES, "driver": HOST_DRIVER}
     if cfg.cluster.device == "cuda":
         gpus = cfg.cluster.gpus_per_node
@@ -59,5 +59,5 @@ def host_use(cfg: RunConfig, exported: int) -> dict[str, int]:
         if cfg.uses_engines:
             found["engine processes"] = gpus * HOST_ENGINE
         if cfg.checkpoint.export:
-            found["exported weights"] = exported
+            found |= exported
     return found

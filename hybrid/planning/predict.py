@@ -55,7 +55,7 @@ def predict(cfg: RunConfig, machine: MachineFacts) -> Prediction:
         tuple(tenants),
         tuple(phases),
         overhead(cfg, machine) | plan.engine_reserve(),
-        host_use(cfg, plan.model("actor").elements * plan.element),
+        host_use(cfg, plan.export_on_host()),
         cfg.cluster.gpus_per_node,
         plan.kv_cache() if cfg.uses_engines else None,
     )
@@ -239,10 +239,18 @@ class _Run:
         """The writer keeps the whole model in host memory, which on CPU is the device."""
         from hybrid.roles.actor import EXPORT_BUCKET_BYTES
 
-        whole = self.model("actor").elements * self.element
-        parts = {"exported weights": whole} if self.on_cpu else {}
+        parts = self.export_on_host() if self.on_cpu else {}
         if self.stage("actor") == 3:
+            whole = self.model("actor").elements * self.element
             parts["gathered parameters"] = 2 * min(whole, EXPORT_BUCKET_BYTES)
+        return parts
+
+    def export_on_host(self) -> Parts:
+        """The whole model, and the pieces of one tensor of joined experts, which are cut before it is dropped."""
+        model = self.model("actor")
+        parts = {"exported weights": model.elements * self.element}
+        if joined := max((prod(shape) for _, shape in model.parameters if len(shape) > 2), default=0) * self.element:
+            parts["experts taken apart"] = joined
         return parts
 
     def loading(self) -> Parts:

@@ -56,16 +56,19 @@ def saved_buffers(hf: nn.Module) -> dict[str, torch.Tensor]:
 def take_checkpoint_names(hf: nn.Module, state: dict[str, torch.Tensor]) -> None:
     """Give the tensors of `state` the names, and cut them into the pieces, of the checkpoint that `hf` was loaded from, in place.
 
-    Tensor by tensor: a joined tensor is dropped when its pieces are made, and an error leaves every weight in `state`.
+    Tensor by tensor: a joined tensor is dropped when its pieces are made, and an error leaves every weight in `state`. Beside the weights,
+    the pieces of one joined tensor are in memory.
     """
     from transformers.core_model_loading import revert_weight_conversion
 
     ignored = getattr(hf, "_keys_to_ignore_on_save", None) or ()
     for name in [*state]:
         pieces = {} if name in ignored else revert_weight_conversion(hf, {name: state[name]})
-        owned = {piece: _owned(tensor) for piece, tensor in pieces.items()}
         del state[name]
-        state |= owned
+        state |= pieces
+        for piece in [*pieces]:
+            del pieces[piece]  # what cut it, too, goes with the last of its pieces
+            state[piece] = _owned(state[piece])
 
 
 def _owned(tensor: torch.Tensor) -> torch.Tensor:

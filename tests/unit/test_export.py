@@ -173,6 +173,24 @@ def test_c05_joined_and_renamed_weights_are_exported_as_their_checkpoint_has_the
     assert written.problem is None and same_weights(written.folder, source)
 
 
+def test_c05_joined_weights_are_dropped_as_their_pieces_are_made(tmp_path, monkeypatch):
+    """Beside the weights, the pieces of one joined tensor are in memory: those that were cut from it share what they had at first."""
+    hf = AutoModelForCausalLM.from_pretrained(make_tiny_architecture("qwen3_moe", tmp_path))
+    state = gather(WeightBuckets(hf, 0, 2**17, as_loaded=True), is_writer=True)
+    whole, largest = export.state_bytes(state), max(tensor.nbytes for tensor in state.values())
+    held, real = [], export._owned
+
+    def owned(tensor):
+        held.append(
+            sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in state.values()}.values())
+        )
+        return real(tensor)
+
+    monkeypatch.setattr(export, "_owned", owned)
+    export.take_checkpoint_names(hf, state)
+    assert whole <= max(held) <= whole + largest
+
+
 def full_disks(monkeypatch, *full: Path) -> None:
     """Let writing weights fail on the disks of some folders, as it does without room."""
     real = export.save_weights

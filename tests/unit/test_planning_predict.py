@@ -22,6 +22,7 @@ from hybrid.planning.shapes import read_config, shapes
 from hybrid.planning.working_set import MOMENTS
 from hybrid.roles import reach
 from launch.tiny_models import tiny_config
+from tests.tiny_architectures import tiny_architecture_config
 
 MIB = 2**20
 
@@ -60,6 +61,16 @@ def config(path: str, **changes) -> RunConfig:
     for name, keys in changes.items():
         sections[name] = sections.get(name, {}) | keys
     return resolve(RunConfig.model_validate(sections))
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_an_export_holds_the_model_and_the_pieces_of_one_layers_experts(tmp_path, device):
+    tiny_architecture_config("qwen3_moe").save_pretrained(tmp_path)
+    prediction = predict(config(str(tmp_path), cluster={"device": device, "gpus_per_node": 2}), MachineFacts())
+    held = prediction.host if device == "cuda" else {}
+    held |= next(use.parts for use in prediction.phases if use.phase == "checkpoint")
+    assert held["exported weights"] == 2 * shapes(str(tmp_path), "policy").elements
+    assert held["experts taken apart"] == 2 * 4 * (2 * 64) * 128  # gate and up of 4 experts, 64 x 128 each
 
 
 def working(prediction, phase: str) -> int:
