@@ -126,16 +126,16 @@ def trained_state(
     """Bytes that a trained role holds between phases on one GPU, from its second step on (the first makes the moments). `on_cpu`: its
     optimizer is in host memory.
 
-    Gradients and their buffers live inside a training phase only, but for three: ZeRO-3 keeps a bucket and its share of the gradients'
-    sums, ZeRO-1 of a bf16 model those of all gradients (DeepSpeed's BF16_Optimizer), and stages 1 and 2 whose optimizer is in host memory
-    a buffer for the largest parameter on its way there (`temp_grad_buffer_for_gpu_offload`).
+    Gradients and their buffers live inside a training phase only, but for three: ZeRO-3 keeps a bucket, and its share of the gradients'
+    sums where the optimizer is; ZeRO-1 of a bf16 model keeps those of all gradients (DeepSpeed's BF16_Optimizer); stages 1 and 2 whose
+    optimizer is in host memory keep a buffer for the largest parameter on its way there (`temp_grad_buffer_for_gpu_offload`).
     In fp32 at stage 0 the weights are the masters; at the others DeepSpeed copies a rank's share all the same.
     """
     p = partition(model, world, stage, has_decay)
     weights = (p.share + p.persistent if stage == 3 else p.whole) * element_bytes
     has_masters = element_bytes < 4 or stage > 0
     optimizer = p.share * (MOMENTS_BYTES + (MASTER_BYTES if has_masters else 0))
-    gradients = p.bucket * element_bytes + p.share * SUM_BYTES if stage == 3 else 0
+    gradients = p.bucket * element_bytes + (0 if on_cpu else p.share * SUM_BYTES) if stage == 3 else 0
     if sums_all(stage, element_bytes, on_cpu):
         gradients = p.whole * SUM_BYTES
     if on_cpu and stage in (1, 2):

@@ -11,7 +11,7 @@ from hybrid.planning.prediction import Prediction
 
 HOST_COPIES = 2
 """Host bytes per byte of masters and moments: DeepSpeed keeps this rank's gradients and new weights beside them. Counted on two ranks,
-stages 1 to 3: 1.5 to 1.9."""
+stages 1 to 3: 1.5 to 1.9. They are pinned at their own size (`environment.PINNED_CACHED_MIB`), not rounded up to a power of two."""
 
 
 def with_host_optimizers(prediction: Prediction, cfg: RunConfig) -> Prediction:

@@ -92,6 +92,8 @@ def train_parts(
         embedding = model.sizes[0] * element_bytes
         moments.append({"gathered parameters": embedding, "reduction": flat + (flat if device == "cpu" else part)})
     after = _without_activations(model, p, element_bytes, micro_batches, arriving)
+    if p.stage == 3 and on_cpu:
+        after = []  # gradients are on the CPU by then, and stepped there
     if p.stage == 1 and device == "cpu":
         after.append({"optimizer step": p.whole * element_bytes})  # gloo gathers the new weights in a copy
     moments = [half_way, *moments, *after]
