@@ -38,12 +38,6 @@ class Place:
     beside_gpu: bool = False
 
 
-def place_of(device: str, role: str, gpu_id: str, *, nodes: int, gpus: int, bind_numa: bool) -> Place:
-    """The place of a process that uses `gpus` GPUs, the first of which is `gpu_id`, in a pool on `nodes` nodes. One that uses several is
-    not bound, as they may lie beside several sockets."""
-    return Place(device, role, gpu_id, several_nodes=nodes > 1, beside_gpu=bind_numa and gpus == 1)
-
-
 def process_environment(
     place: Place, environ: Mapping[str, str], address: str, interfaces: Mapping[str, Sequence[Any]] | None = None
 ) -> dict[str, str]:

@@ -20,7 +20,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from hybrid import leftovers
 from hybrid.cluster import STOP_TIMEOUT_S, OwnRay, dashboard_url, end_ray, start_ray, within
-from hybrid.environment import place_of
+from hybrid.environment import Place
 from hybrid.errors import PlacementError
 from hybrid.gpus import SLICE, rank_order
 from hybrid.package import Package, check_same, look, own_package
@@ -85,8 +85,8 @@ class Pool:
             num_cpus=self.gpu_share,
             scheduling_strategy=PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=bundle.slot),
         )
-        nodes = len({each.node for each in self.bundles})
-        place = place_of(self.device, role, bundle.gpu_id, nodes=nodes, gpus=gpus, bind_numa=self.bind_numa)
+        several_nodes = len({each.node for each in self.bundles}) > 1
+        place = Place(self.device, role, bundle.gpu_id, several_nodes, beside_gpu=self.bind_numa and gpus == 1)
         handle = actor.remote(str(log_file), env or {}, place, str(self.temp), self.package, *args, **(kwargs or {}))
         worker = Worker(role=role, rank=rank, node=bundle.node, handle=handle, log_file=log_file)
         self.workers.append(worker)
