@@ -34,7 +34,10 @@ def make_bundle(file: Path, python: str, pip: tuple[str, ...] = (sys.executable,
         pinned = [f"{name}=={metadata.version(name)}" for name in NEEDED]
         options = ("--no-deps", "--only-binary=:all:", "--python-version", python, "--no-compile", "--quiet")
         done = subprocess.run(
-            [*pip, "install", "--target", str(folder), *options, *pinned], capture_output=True, text=True
+            [*pip, "install", "--target", str(folder), *options, *pinned],
+            capture_output=True,
+            text=True,
+            encoding="utf-8",
         )
         if done.returncode != 0:
             sys.exit(f"make_bundle: pip failed: {done.stderr.strip().splitlines()[-1]}. Correct it and call again.")

@@ -35,6 +35,9 @@ def start(*command: str, **env: str) -> subprocess.CompletedProcess:
     return subprocess.run([sys.executable, *command], capture_output=True, env=env, timeout=120)
 
 
+NOT_TEXT = ("os.open", "tarfile.open")
+
+
 def calls_without_encoding(file: Path) -> list[str]:
     """Calls in `file` that read or write text in the locale's encoding."""
     found = []
@@ -46,7 +49,7 @@ def calls_without_encoding(file: Path) -> list[str]:
         if (
             name not in TEXT_CALLS
             or "encoding" in given
-            or (isinstance(node.func, ast.Attribute) and ast.unparse(node.func) == "os.open")
+            or (isinstance(node.func, ast.Attribute) and ast.unparse(node.func) in NOT_TEXT)
         ):
             continue
         modes = [a.value for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str)] + [
@@ -73,7 +76,7 @@ def test_c54_every_text_file_is_opened_with_an_encoding(tmp_path, monkeypatch):
     assert [call for file in files for call in calls_without_encoding(file)] == []
     monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
     bad = 'open("x")\np.read_text()\np.write_text("b")\nos.fdopen(1, "w")\np.open()\nsubprocess.run(["x"], text=True)\n'
-    good = 'open("x", "rb")\np.open("wb")\nos.open("x", 0)\nsubprocess.run(["x"])\nopen("x", encoding="utf-8")\n'
+    good = 'open("x", "rb")\np.open("wb")\nos.open("x", 0)\ntarfile.open("x", "w:gz")\nsubprocess.run(["x"])\nopen("x", encoding="utf-8")\n'
     (tmp_path / "x.py").write_text(bad + good)
     assert len(calls_without_encoding(tmp_path / "x.py")) == 6, "the test finds what it looks for"
 
