@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from hybrid.config import load_run, resolve
 from hybrid.config.resolve import GPU_SHARE
 from hybrid.planning.calibration import calibrate
+from hybrid.planning.facts import ProcessBytes
 from hybrid.planning.machine import predictor
+from hybrid.planning.probes import _measure_role
 from launch.tiny_models import make_tiny_llama
 from tests.integration.runs import profile
 
@@ -74,3 +77,24 @@ def test_a_calibration_is_kept_and_planned_with(path, tmp_path, monkeypatch):
     assert speeds.come_bytes_per_s == found.come_bytes_per_s / 2  # two ranks share the files
     assert predict(cfg).overhead["engine processes"] == found.engine.private
     assert [file.name for file in tmp_path.iterdir()] == ["cache"]
+
+
+def test_each_rank_is_measured_from_what_its_own_gpu_held_before(tmp_path):
+    """Of three GPUs others use 5, 900 and 20 MiB; a rank takes 700, its communicator of 200 among them."""
+    before, loads = [5 * MIB, 900 * MIB, 20 * MIB], []
+
+    class Group:
+        def load(self, *args):
+            loads.append(args)
+
+        def call(self, method, *args):
+            if method == "device_used":
+                assert not loads, "asked before anything is loaded"
+                return before
+            return {"logprobs": [None] * 3, "communicator": [190 * MIB, 200 * MIB, 200 * MIB]}[method]
+
+        def call_sharded(self, method, shards, *args):
+            return [{"private": used + 700 * MIB - was, "shared": 0} for used, was in zip(before, shards, strict=True)]
+
+    cfg = SimpleNamespace(model=SimpleNamespace(dtype="bfloat16", attention="sdpa"))
+    assert _measure_role(Group(), tmp_path, cfg) == (ProcessBytes(500 * MIB, 0), 200 * MIB)
