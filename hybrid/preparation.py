@@ -28,7 +28,7 @@ from hybrid.rewards import (
     started_functions,
 )
 from hybrid.rewards.check_labels import check_labels
-from hybrid.start_check import check_models, told_with_profile
+from hybrid.start_check import check_models, check_passes, told_with_profile
 from hybrid.tokenizer import load_tokenizer
 from hybrid.waiting import told
 
@@ -99,6 +99,8 @@ def read_inputs(cfg: RunConfig, dry_run: bool = False) -> Iterator[Inputs]:
     with started_functions(cfg) as functions:
         with told("checking the models"):
             checked = check_models(cfg)
+            if dry_run:
+                check_passes(cfg)
             tokenizer = checked.tokenizer
             if tokenizer is None and not dry_run:
                 with told_with_profile(cfg):

@@ -72,6 +72,31 @@ def told_with_profile(cfg: RunConfig) -> Iterator[None]:
         check_report(cfg, [Violation((error.key,), error.rule, error.fix)])
 
 
+def check_passes(cfg: RunConfig) -> None:
+    """Trace a short packed pass of the models of the resolved `cfg` that are on this machine, without their weights. Raises `ConfigError`
+    where rows would not be kept apart, or memory could not be planned: what a plan, which a dry run has not, would say."""
+    packed = [(path, kind) for path, kind in role_models(cfg).values() if kind != "reward" and _here(path)]
+    if not packed:
+        return
+    import torch
+
+    from hybrid.data.batches import Lengths
+    from hybrid.planning.passes import packed_pass
+
+    for path, kind in packed:
+        packed_pass(
+            path,
+            kind,
+            (Lengths(0, 8, 8),),
+            dtype=getattr(torch, cfg.model.dtype),
+            implementation=cfg.model.attention,
+            checkpointing=cfg.model.gradient_checkpointing,
+            backward=True,
+            device=cfg.cluster.device,
+            trust_remote_code=cfg.model.trust_remote_code,
+        )
+
+
 def _here(path: str) -> Path | None:
     try:
         folder = local_model(path)

@@ -7,14 +7,17 @@ import shutil
 import pytest
 import torch
 
+from hybrid.config import load_run, resolve
 from hybrid.data.batches import Lengths
 from hybrid.errors import ConfigError
 from hybrid.planning.passes import packed_pass, with_layers
 from hybrid.planning.shapes import read_config
 from hybrid.roles.weights import WeightBuckets, checkpoint_parts
 from hybrid.rollout.checkpoint_names import checkpoint_shapes
+from hybrid.start_check import check_passes
 from tests.architecture_checks import eager, gradient_norms, load, packed_difference
 from tests.tiny_architectures import BASE, TRAINED, make_tiny_architecture, tiny_architecture_config
+from tests.unit.config_profile import PROFILE
 
 COMPUTED = ("qwen3_moe", "gpt_neox", "deepseek_v3")
 """Rows whose passes are compared here; tests/e2e compares all."""
@@ -139,6 +142,11 @@ def test_passes_that_cannot_be_planned_are_refused_in_a_sentence(tmp_path, model
     with pytest.raises(ConfigError, match=said) as raised:
         planned(folder, checkpointing=checkpointing)
     assert str(folder) in str(raised.value)
+    profile = tmp_path / "p.yaml"
+    profile.write_text(PROFILE)
+    given = [f"model.path={folder}", f"model.gradient_checkpointing={checkpointing}"]
+    with pytest.raises(ConfigError, match=said):  # a dry run has no plan
+        check_passes(resolve(load_run(profile, given)))
 
 
 def test_weights_that_the_files_lack_are_an_error(folders, tmp_path):
