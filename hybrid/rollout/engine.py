@@ -49,13 +49,12 @@ class Engine:
         try:
             with vllm_setup.without_strays(self.options.model_path) as folder:
                 self.llm = vllm_setup.build(self.options, folder)
-        except ValueError as error:
+        except Exception as error:  # vLLM raises whatever its models raise
+            said = f"{'' if isinstance(error, ValueError) else type(error).__name__ + ': '}{error}"
             hint = vllm_setup.foreign_variables(self.options, os.environ)
-            raise RolloutError(f"vLLM refuses to start with {self.options}: {error}{hint}") from error
+            raise RolloutError(f"vLLM refuses to start with {self.options}: {said}{hint}") from error
         self._expected = checkpoint_shapes(local_model(self.options.model_path))
-        self.resident = set(PARTS)
-        self.weight_version = 0
-        self._whole = True
+        self.resident, self.weight_version, self._whole = set(PARTS), 0, True
         self._peak = PeakSampler("cpu", children=True)
         resume_gc()
         vllm_setup.give_back(self.llm, self.options.device)

@@ -57,7 +57,10 @@ class ShmWeightTransferEngine(WeightTransferEngine):
         finalize_layerwise_reload(self.model, self.model_config)
         for layer in shares_loaded_weights(self.model, silent):
             # A head tied to the embeddings has a packed copy of its own on CPU, which vLLM's reload leaves stale.
-            layer.quant_method.process_weights_after_loading(layer)
+            if hasattr(
+                layer, "quant_method"
+            ):  # a mixture of experts may share its router's bias with its experts, and packs nothing
+                layer.quant_method.process_weights_after_loading(layer)
 
     def shutdown(self) -> None:
         """Nothing is held between updates."""

@@ -7,7 +7,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from hybrid.errors import MemoryScheduleError, RolloutError
+from hybrid.rollout import engine as engine_module
 from hybrid.rollout.checkpoint_names import check_bucket, check_complete, checkpoint_shapes
+from hybrid.rollout.requests import EngineOptions
 from hybrid.rollout.residency import check_come, check_leave
 from hybrid.rollout.sender import bounded, make_sender, staging_bytes
 from hybrid.rollout.shared_memory import SharedBucket
@@ -42,6 +44,17 @@ def test_legal_moves_pass():
     check_leave(["kv_cache"], BOTH, "cuda")
     check_come(["weights"], set(), "cuda")
     check_come(["kv_cache"], {"weights"}, "cpu")
+
+
+@pytest.mark.parametrize("error", [ValueError("too long"), AttributeError("no score_func")])
+def test_whatever_vllm_raises_as_it_starts_is_an_error_of_ours(tmp_path, monkeypatch, error):
+    def build(*_):
+        raise error
+
+    monkeypatch.setattr(engine_module.vllm_setup, "environment", lambda _: {})
+    monkeypatch.setattr(engine_module.vllm_setup, "build", build)
+    with pytest.raises(RolloutError, match=f"vLLM refuses to start with EngineOptions.*: {error}"):
+        engine_module.Engine(EngineOptions(str(tmp_path), "float32", "cpu", 2**20, 64)).start()
 
 
 def test_shapes_are_read_from_the_checkpoint(tmp_path):
