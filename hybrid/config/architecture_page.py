@@ -87,6 +87,8 @@ NOTES = """
 
 - **Cohere2** counts its window in vLLM one token longer than in transformers. Sequences that are longer than the window differ by that
   token.
+- **Layers with a state or a convolution** are refused, and not run with one row a pass. Two things are missing: equal numbers of passes on
+  all ranks, which ZeRO-3 needs, and a plan of the states that vLLM keeps for such layers beside its KV cache.
 - **Latent attention** runs in vLLM on CPU in bf16. Its routers may choose other experts than the trainer's where two are nearly equal.
 """
 
