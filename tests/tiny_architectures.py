@@ -86,6 +86,28 @@ TRAINED: dict[str, tuple[str, Fields]] = {
     "seed_oss": ("seed_oss", {"attention_dropout": 0.0, "residual_dropout": 0.0}),
     "ernie4_5": ("ernie4_5", {}),
     "olmo3": ("olmo3", {"sliding_window": 64, **LAYERS}),
+    "apertus": ("apertus", {}),
+    "exaone4": ("exaone4", {"sliding_window": 64, **LAYERS}),
+    "glm4_moe": (
+        "glm4_moe",
+        EXPERTS | {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1},
+    ),
+    "granitemoe": ("granitemoe", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "hunyuan_v1_dense": ("hunyuan_v1_dense", {}),
+    "llama4": (
+        "llama4_text",
+        {
+            "attn_temperature_tuning": False,
+            "attention_chunk_size": 64,
+            "intermediate_size_mlp": 256,
+            "interleave_moe_layer_step": 1,
+            "num_local_experts": 4,
+        },
+    ),
+    "ministral": ("ministral", {"sliding_window": 64, **LAYERS}),
+    "ministral3": ("ministral3", {}),
+    "olmo": ("olmo", {}),
+    "opt": ("opt", {"dropout": 0.0, "ffn_dim": 256, "word_embed_proj_dim": 128}),
 }
 """Name -> (model_type, fields of its config)."""
 

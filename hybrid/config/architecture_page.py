@@ -11,7 +11,7 @@ HEAD = """# Architectures
 
 A model trains exactly, or it is refused before anything starts.
 `hybrid plan`, `hybrid train --dry-run` and `hybrid train` read config.json, name the reason and end with status 2.
-This page is made from the table in `architectures.py`: `python -m hybrid.config.architecture_page`.
+This page is made from the tables in `trained.py` and `architectures.py`: `python -m hybrid.config.architecture_page`.
 
 ## These train
 

@@ -10,40 +10,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from hybrid.config.trained import TRAINED
+
 Config = Mapping[str, Any]
 """A config.json, or the text part of one."""
-
-TRAINED: dict[str, str] = {
-    "cohere2": "Cohere2 (Command R7B), with the head tied to the embeddings",
-    "deepseek_v2": "DeepSeek-V2",
-    "deepseek_v3": "DeepSeek-V3 and R1",
-    "ernie4_5": "ERNIE 4.5, the dense ones",
-    "gemma": "Gemma",
-    "gemma2": "Gemma 2",
-    "gemma3_text": "Gemma 3, the text models",
-    "glm": "GLM-4 of 2024",
-    "glm4": "GLM-4-0414",
-    "gpt2": "GPT-2",
-    "gpt_neox": "GPT-NeoX, Pythia",
-    "gpt_oss": "gpt-oss",
-    "granite": "Granite 3",
-    "llama": "Llama 2 and 3, SmolLM2 and others of their shape",
-    "mistral": "Mistral",
-    "mixtral": "Mixtral",
-    "olmo2": "OLMo 2",
-    "olmo3": "OLMo 3",
-    "olmoe": "OLMoE",
-    "phi": "Phi-1 and Phi-2",
-    "phi3": "Phi-3 and Phi-4",
-    "qwen2": "Qwen2 and Qwen2.5",
-    "qwen2_moe": "Qwen1.5-MoE and Qwen2-MoE",
-    "qwen3": "Qwen3",
-    "qwen3_moe": "Qwen3-MoE",
-    "seed_oss": "Seed-OSS",
-    "smollm3": "SmolLM3",
-    "starcoder2": "StarCoder2",
-}
-"""model_type -> name. A test takes a tiny model of each from its plan to its export."""
 
 PLAIN_LAYERS = (
     "attention",
