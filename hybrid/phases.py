@@ -136,13 +136,13 @@ def check_rollout(s: Session, experience: Experience) -> None:
 
 
 def train_critic(
-    s: Session, progress: Progress, experience: Experience, rows: list[Row], chosen: list[int]
+    s: Session, progress: Progress, experience: Experience, rows: list[Row], plan: Plan
 ) -> dict[str, float | None]:
-    """One optimizer step of the critic on the `rows` numbered in `chosen`; nothing without a critic."""
+    """One optimizer step of the critic on those of `rows` that are in `plan`; nothing without a critic."""
     if s.critic is None:
         return {}
-    shards = shard(plan_rows(s, rows, chosen), value_rows(experience, rows))
-    tokens = _response_tokens(rows, chosen)
+    shards = shard(plan, value_rows(experience, rows))
+    _, tokens = _counts(rows, plan)
     rate = learning_rate(s.cfg.critic, progress.update, s.cfg.total_updates)
     with s.phase("train_critic"):
         results = s.critic.call_sharded("train", shards, s.cfg.algorithm.value_clip, float(tokens), rate)
@@ -152,14 +152,14 @@ def train_critic(
 
 
 def train_actor(
-    s: Session, progress: Progress, experience: Experience, rows: list[Row], chosen: list[int]
+    s: Session, progress: Progress, experience: Experience, rows: list[Row], plan: Plan
 ) -> dict[str, float | None]:
-    """One optimizer step of the actor on the `rows` numbered in `chosen`; makes a new weight version when it was applied."""
+    """One optimizer step of the actor on those of `rows` that are in `plan`; makes a new weight version when it was applied."""
     with_reference = s.cfg.algorithm.kl_in == "loss"
-    shards = shard(plan_rows(s, rows, chosen), policy_rows(experience, rows, with_reference))
+    shards = shard(plan, policy_rows(experience, rows, with_reference))
     before = s.cfg.critic_only_updates
     rate = learning_rate(s.cfg.actor, progress.update - before, s.cfg.total_updates - before)
-    objective = _objective(s, progress, rows, chosen)
+    objective = _objective(s, progress, rows, plan)
     with s.phase("train_actor"):
         results = s.actor.call_sharded("train", shards, objective, rate)
     _count_skip(s, progress, results[0].applied, "actor")
@@ -170,9 +170,9 @@ def train_actor(
     return known | {"lr/actor": rate, "train/skipped_steps": float(progress.skipped)}
 
 
-def _objective(s: Session, progress: Progress, rows: list[Row], chosen: list[int]) -> PolicyObjective:
+def _objective(s: Session, progress: Progress, rows: list[Row], plan: Plan) -> PolicyObjective:
     a, max_tokens = s.cfg.algorithm, s.cfg.rollout.max_new_tokens
-    tokens, count = _response_tokens(rows, chosen), len(chosen)
+    count, tokens = _counts(rows, plan)
     normalizer = {"token_mean": tokens, "sequence_mean": count, "constant": count * max_tokens}[a.reduction]
     return PolicyObjective(
         kind=a.policy_loss,
@@ -195,8 +195,10 @@ def _objective(s: Session, progress: Progress, rows: list[Row], chosen: list[int
     )
 
 
-def _response_tokens(rows: list[Row], chosen: list[int]) -> int:
-    return sum(len(rows[i].response) for i in chosen)
+def _counts(rows: list[Row], plan: Plan) -> tuple[int, int]:
+    """How many rows are in `plan`, and how many tokens their responses have."""
+    lengths = [len(rows[i].response) for rank in plan for micro in rank for i in micro]
+    return len(lengths), sum(lengths)
 
 
 def adapt_kl(s: Session, progress: Progress, metrics: dict[str, float | None]) -> None:

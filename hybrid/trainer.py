@@ -89,9 +89,10 @@ def train_step(s: Session, progress: Progress) -> tuple[dict[str, float | None],
     updates = []
     for groups in update_batches(s.cfg, progress.step):
         chosen = [i for i, sample in enumerate(samples) if sample.group in groups]
-        update = phases.train_critic(s, progress, experience, rows, chosen)
+        plan = phases.plan_rows(s, rows, chosen)
+        update = phases.train_critic(s, progress, experience, rows, plan)
         if progress.step > s.cfg.algorithm.critic_only_steps:
-            update |= phases.train_actor(s, progress, experience, rows, chosen)
+            update |= phases.train_actor(s, progress, experience, rows, plan)
         updates.append(update)
         progress.update += 1
     phases.sync(s, progress)

@@ -92,9 +92,9 @@ def step(s: SimpleNamespace, rows: list[Row]) -> None:
     """Every call of a step, as `trainer.train_step` makes them."""
     forward = phases.forward(s, rows)
     experience = example(rows, forward)
-    chosen = list(range(len(rows)))
-    phases.train_critic(s, Progress(), experience, rows, chosen)
-    phases.train_actor(s, Progress(), experience, rows, chosen)
+    plan = phases.plan_rows(s, rows, range(len(rows)))
+    phases.train_critic(s, Progress(), experience, rows, plan)
+    phases.train_actor(s, Progress(), experience, rows, plan)
 
 
 def example(rows: list[Row], forward: Forward | None = None) -> Experience:
