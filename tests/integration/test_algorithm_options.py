@@ -32,6 +32,7 @@ def test_remax_with_dynamic_sampling_and_everything_around_it(folder, model):
     path = profile(
         folder,
         model,
+        cluster={"gpus_per_node": 1},
         algorithm={
             "advantage": "remax",
             "dynamic_sampling": True,
@@ -74,6 +75,7 @@ def test_ppo_whose_critic_starts_from_a_reward_model_and_trains_first(folder, mo
     path = profile(
         folder,
         model,
+        cluster={"gpus_per_node": 1},
         critic={"path": str(make_tiny_reward(folder / "critic")), "learning_rate": 1e-3, "zero_stage": 3},
         algorithm={
             "advantage": "gae",

@@ -62,7 +62,7 @@ def test_a_killed_process_ends_the_run_by_name(victim, tp, tmp_path):
 
 @pytest.mark.parametrize("send", [os.kill, os.killpg], ids=["driver", "process group"])
 def test_a_terminated_run_ends_in_order(send, tmp_path):
-    with running(tmp_path) as (process, _):
+    with running(tmp_path, "cluster.gpus_per_node=1") as (process, _):
         send(process.pid, signal.SIGTERM)
         output, _ = process.communicate(timeout=END_S)
     assert process.returncode == 128 + signal.SIGTERM, output

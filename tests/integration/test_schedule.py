@@ -21,6 +21,7 @@ from tests.integration.runs import profile, run
 
 EXACT = ("reward/mean", "loss/policy", "grad_norm/actor", "kl/sampler", "kl/reference", "response/length_mean")
 SECTIONS = {
+    "cluster": {"gpus_per_node": 1},  # moves on two: test_run.py
     "algorithm": {"kl_coef": 0.05},
     "rollout": {"kv_cache": "16MiB"},
     "train": {"prompts_per_update": 2, "micro_batch_tokens": 160},
