@@ -35,7 +35,7 @@ class Checked:
     tokenizer: PreTrainedTokenizerBase | None = None
     """The policy's; None where no tokenizer is on this machine."""
     notes: list[str] = field(default_factory=list)
-    """What an export changes."""
+    """What of the models is not used, and what an export changes."""
 
 
 def check_models(cfg: RunConfig) -> Checked:
@@ -110,7 +110,7 @@ def _model(cfg: RunConfig, key: str, folder: Path, kind: str, checked: Checked) 
     try:
         found = (
             config_problem(config, kind)
-            or _load_problem(cfg, folder, kind)
+            or _load_problem(cfg, key, folder, kind, checked)
             or _adapter_problem(folder)
             or _tokenizer_problem(cfg, key, folder, kind, checked)
         )
@@ -121,7 +121,7 @@ def _model(cfg: RunConfig, key: str, folder: Path, kind: str, checked: Checked) 
             yield Violation((key,), f"{key}: {folder} is invalid: {found[0]}", found[1])
 
 
-def _load_problem(cfg: RunConfig, folder: Path, kind: str) -> tuple[str, str] | None:
+def _load_problem(cfg: RunConfig, key: str, folder: Path, kind: str, checked: Checked) -> tuple[str, str] | None:
     """Loads the model on torch's meta device, as its role will: names and shapes are compared, no weights are read."""
     import transformers
 
@@ -142,7 +142,7 @@ def _load_problem(cfg: RunConfig, folder: Path, kind: str) -> tuple[str, str] | 
             return None  # of a hub name, not yet downloaded
         auto = transformers.AutoModelForCausalLM if kind == "policy" else transformers.AutoModel
         auto = transformers.AutoModelForSequenceClassification if classifier else auto
-        _, told = auto.from_pretrained(
+        model, told = auto.from_pretrained(
             folder,
             config=config,
             device_map="meta",
@@ -160,11 +160,17 @@ def _load_problem(cfg: RunConfig, folder: Path, kind: str) -> tuple[str, str] | 
             f"its tensor {name} is {_shape(saved)} in the weights and {_shape(wanted)} by its config.json{more}",
             "Put the config.json that belongs to the weights into the folder, or name another model.",
         )
-    missing = sorted(told["missing_keys"])
-    if missing:
-        some = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
-        return f"its weights lack {some}, which would be random numbers", f"Name {USES[kind]} that is whole."
+    if missing := sorted(told["missing_keys"]):
+        return f"its weights lack {_some(missing)}, which would be random numbers", f"Name {USES[kind]} that is whole."
+    if key == "model.path" and (unused := sorted(told["unexpected_keys"])):
+        checked.notes.append(
+            f"{key}: a {type(model).__name__} has no {_some(unused)}, which the weights of {folder} hold: left out of training and export."
+        )
     return None
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _shape(sizes: Iterable[int]) -> str:

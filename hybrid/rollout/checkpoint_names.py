@@ -1,7 +1,11 @@
-"""The names and shapes of the weights that a model needs, read from its checkpoint without loading it."""
+"""The names and shapes of the weights that a model needs, read from its checkpoint without loading it.
+
+A checkpoint may hold more: heads that another class has, layers that predict further tokens, constants of older versions.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 from hybrid.config.checkpoint import tensors, weight_files
@@ -15,8 +19,8 @@ NOT_WEIGHTS = ("rotary_emb.inv_freq", "masked_bias", ".attn.bias")
 """Constants that some checkpoints carry and no parameter has."""
 
 
-def checkpoint_shapes(folder: str | Path) -> Shapes:
-    """Name -> shape of every tensor in the folder's `weight_files`. Raises `RolloutError` when there are none."""
+def checkpoint_shapes(folder: str | Path, left_out: Collection[str] = ()) -> Shapes:
+    """Name -> shape of every tensor in the folder's `weight_files`, but for those `left_out`. Raises `RolloutError` when there are none."""
     files = weight_files(folder)
     if not files:
         raise RolloutError(
@@ -25,7 +29,26 @@ def checkpoint_shapes(folder: str | Path) -> Shapes:
     shapes: Shapes = {}
     for file in files:
         shapes |= {n: tuple(v["shape"]) for n, v in tensors(file).items() if not n.endswith(NOT_WEIGHTS)}
-    return shapes
+    return {name: shape for name, shape in shapes.items() if name not in left_out}
+
+
+def unused_tensors(path: str, trust_remote_code: bool = False) -> set[str]:
+    """Names of tensors that a checkpoint holds and its causal language model has not: a value head, a vision tower. No weights are read.
+
+    Not among them are those that transformers knows to be left out, such as the layers of DeepSeek-V3 that predict further tokens: vLLM
+    knows them, too.
+    """
+    import transformers
+
+    shown = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()  # it logs a table of these names
+    try:
+        _, told = transformers.AutoModelForCausalLM.from_pretrained(
+            path, device_map="meta", output_loading_info=True, trust_remote_code=trust_remote_code
+        )
+    finally:
+        transformers.logging.set_verbosity(shown)
+    return set(told["unexpected_keys"])
 
 
 def check_bucket(expected: Shapes, received: set[str], names: list[str], shapes: list[list[int]]) -> None:

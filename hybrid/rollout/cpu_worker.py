@@ -8,7 +8,8 @@ from __future__ import annotations
 import torch
 from vllm.v1.worker.cpu_worker import CPUWorker
 
-import hybrid.rollout.weight_transfer  # noqa: F401  registers backend `shm` where this worker lives
+import hybrid.rollout.model_loader
+import hybrid.rollout.weight_transfer  # noqa: F401  both register what they hold with vLLM where this worker lives
 from hybrid.memory.probe import release_free_memory
 
 

@@ -6,6 +6,8 @@ import logging
 
 from vllm.v1.worker.gpu_worker import Worker
 
+import hybrid.rollout.model_loader  # noqa: F401  registers the loader with vLLM where this worker lives
+
 RISEN = "Memory usage increased after sleeping."
 """vLLM's assertion, the last statement of `sleep` but for a line of log."""
 

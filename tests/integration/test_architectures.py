@@ -6,6 +6,7 @@ from contextlib import ExitStack
 
 import pytest
 import torch
+from huggingface_hub import save_torch_state_dict
 from safetensors.torch import load_file, save_file
 
 from hybrid.doctor.full.engine_process import EngineProcess
@@ -91,3 +92,20 @@ def test_only_weights_that_vllm_takes_must_arrive(engine, tmp_path):
     with pytest.raises(RolloutError, match=r"1 of 21 weights were not sent: `model.layers.1.self_attn.q_proj"):
         sender.send(without, 2)
     sender.send(buckets, 3)
+
+
+def test_a_head_of_another_class_is_left_out(engine, tmp_path):
+    """vLLM refuses tensors that it does not know, such as the value head of a model that was trained with one."""
+    folder = make_tiny_architecture("llama", tmp_path / "model")
+    on_disk = load_file(folder / "model.safetensors")
+    on_disk |= {"v_head.summary.weight": torch.ones(1, 128), "model.layers.2.mlp.up_proj.weight": torch.ones(256, 128)}
+    (folder / "model.safetensors").unlink()
+    save_torch_state_dict(on_disk, folder, max_shard_size=300_000, metadata={"format": "pt"})
+    engine.become(engine_options(folder, torch.float32))
+    policy = load(folder).eval()
+    assert mean_difference(policy, greedy(engine, 0)) < 1e-3
+    train(policy, 0.05)
+    sender = make_sender("shm", 0, [engine], BUCKET_BYTES)
+    for version in (1, 2):
+        sender.send(WeightBuckets(policy.hf, 0, BUCKET_BYTES), version)
+        assert mean_difference(policy, greedy(engine, version)) < 1e-3
