@@ -161,6 +161,8 @@ class TrainedModel:
                 loss = loss * float(
                     "nan"
                 )  # a gradient that is not finite makes every ZeRO stage drop the step, and clean up
+            if number == len(losses) and self.options.stage == 0:
+                self._fill_gradients(loss)
             # DeepSpeed averages gradients over ranks; ours are parts of one sum.
             self.engine.backward(loss * world, scale_wrt_gas=False)
         check()
@@ -174,6 +176,15 @@ class TrainedModel:
         return StepResult(
             applied=True, grad_norm=norm if norm is not None else float(self.engine.get_global_grad_norm())
         )
+
+    def _fill_gradients(self, loss: torch.Tensor) -> None:
+        """Zeros for parameters that no micro-batch uses, in fp32: DeepSpeed would make them in the parameter's type, which `grad_dtype`
+        refuses."""
+        without = [p for p in self.module.parameters() if p.requires_grad and p.grad is None]
+        used = used_by(loss) if without else set()
+        for p in without:
+            if p not in used:
+                p.grad = torch.zeros_like(p, dtype=torch.float32)
 
     def _plain_grad_norm(self) -> float | None:
         """DeepSpeed measures and checks gradients by itself, except with the plain optimizer of stage 0 in fp32: there, their norm."""
@@ -189,6 +200,20 @@ class TrainedModel:
         """Free what ZeRO-3 gathered ahead of use."""
         if self.options.stage == 3:
             self.engine.empty_partition_cache()
+
+
+def used_by(loss: torch.Tensor) -> set[torch.Tensor]:
+    """The leaves of the graph of `loss`."""
+    found, seen, waiting = set(), set(), [loss.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            found.add(node.variable)
+        waiting += [before for before, _ in node.next_functions]
+    return found
 
 
 def _on_all_ranks(flag: bool) -> bool:
