@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hybrid.config.architectures import KEYS_OF_LAYERS, OTHER_LAYERS, SINKS, TIED_ONLY, TRAINED, UNTIED_ONLY
+from hybrid.config.architectures import KEYS_OF_LAYERS, NOT_ON_CPU, OTHER_LAYERS, SINKS, TIED_ONLY, TRAINED, UNTIED_ONLY
 
 PAGE = Path(__file__).with_name("ARCHITECTURES.md")
 HEAD = """# Architectures
@@ -64,6 +64,7 @@ REASONS: tuple[tuple[str, str], ...] = (
     (f"an untied head in {', '.join(f'`{kind}`' for kind in TIED_ONLY)}", "vLLM ignores it."),
     (f"a tied head in {', '.join(f'`{kind}`' for kind in UNTIED_ONLY)}", "vLLM does not tie it."),
     ("`kv_lora_rank` with `model.dtype: float32` on CPU", "vLLM computes latent attention on CPU in bf16 only."),
+    *((f"`{kind}` on CPU", f"vLLM {does}.") for kind, does in NOT_ON_CPU.items()),
     (
         "a type whose class in transformers has no `_supports_attention_backend`: Falcon, GPT-J, StableLM",
         "It computes attention past the interface that keeps packed rows apart.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from hybrid.config import machine
-from hybrid.config.architectures import kernel_refusal, refusal
+from hybrid.config.architectures import ANOTHER, NOT_ON_CPU, kernel_refusal, refusal
 from hybrid.config.resolve import config_json, model_config
 from hybrid.config.rules import Finding, rule
 from hybrid.config.run import RunConfig
@@ -83,6 +83,13 @@ def latent_attention_on_cpu_is_bf16(cfg: RunConfig) -> Finding | None:
             f"model.dtype: float32 is invalid: vLLM computes the latent attention (kv_lora_rank) of {cfg.model.path} in bf16 only on CPU",
             "Set model.dtype=bfloat16.",
         )
+
+
+@rule("model.path", "cluster.device")
+def vllm_on_cpu_runs_the_model(cfg: RunConfig) -> Finding | None:
+    found = NOT_ON_CPU.get(str((config_json(cfg.model.path) or {}).get("model_type")))
+    if found and cfg.cluster.device == "cpu" and cfg.uses_engines:
+        return f"model.path: {cfg.model.path} is invalid: vLLM on CPU {found}", ANOTHER
 
 
 @rule("model.path", "rollout.tensor_parallel_size")

@@ -167,6 +167,12 @@ def test_latent_attention_in_fp32_on_cpu_is_refused_by_name(folder, profile):
     )
 
 
+def test_a_model_that_vllm_runs_on_gpus_only_is_refused_on_cpu(folder, profile):
+    given = [f"model.path={folder(model_type='ernie4_5_moe')}", "model.attention=sdpa"]
+    assert "vLLM on CPU leaves out the bias of its router" in refused_profile(profile, *given)
+    load_run(profile, [*given, "cluster.device=cuda", "cluster.gpus_per_node=2"])
+
+
 def test_heads_of_keys_and_values_and_gpus_divide_one_another(folder, profile):
     path = folder(model_type="llama", num_attention_heads=12, num_key_value_heads=3, hidden_size=384)
     said = refused_profile(profile, f"model.path={path}", "rollout.tensor_parallel_size=2")
