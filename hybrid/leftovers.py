@@ -94,11 +94,16 @@ def use_temp_folder(folder: str) -> None:
 
 
 def keep_caches() -> None:
-    """Let torch keep compiled code where other caches are: when it is imported it makes a folder, else in the temporary one."""
+    """Let torch keep compiled code where other caches are: when it is imported it makes a folder, else in the temporary one.
+
+    It compiles its own header into the temporary folder whatever it is told. Each run has a new one, and each process would spend six
+    seconds of a core on it, also where the cache has all kernels: so that is turned off.
+    """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "hybrid" / "torchinductor"
     with suppress(OSError):
         cache.mkdir(parents=True, exist_ok=True)
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache))
+        os.environ.setdefault("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0")
 
 
 def family(log_files: Iterable[Path]) -> list[psutil.Process]:

@@ -95,11 +95,17 @@ def test_n5_processes_keep_temporary_files_in_the_runs_folder(tmp_path, monkeypa
 def test_n5_torch_keeps_its_cache_out_of_the_temporary_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/as/the/user/said")
+    monkeypatch.setenv("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "1")
     keep_caches()
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "/as/the/user/said"
+    assert os.environ["TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"] == "1"
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    monkeypatch.delenv("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS")
     keep_caches()
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "hybrid/torchinductor")
+    assert os.environ["TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"] == "0", (
+        "that cache is always in the temporary folder"
+    )
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
     monkeypatch.setenv("XDG_CACHE_HOME", "/proc/none")
     keep_caches()
