@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
+from typer.testing import CliRunner
 
+from hybrid.cli import app
 from hybrid.config import load_run, resolve
 from hybrid.config.resolve import GPU_SHARE
-from hybrid.planning.calibration import calibrate
+from hybrid.planning.calibration import stored
 from hybrid.planning.facts import ProcessBytes
 from hybrid.planning.machine import predictor
 from hybrid.planning.probes import _measure_role
@@ -28,13 +31,29 @@ def path(tmp_path_factory):
     return profile(folder, model, train={"micro_batch_tokens": 4096, "steps": 5, "prompts_per_step": 256})
 
 
-def plan(path, *args) -> subprocess.CompletedProcess:
+@dataclass(frozen=True)
+class Done:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def plan(path, *args) -> Done:
+    """The command in this process, where torch is imported already."""
+    result = CliRunner().invoke(app, ["plan", str(path), *args])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return Done(result.exit_code, result.stdout, result.stderr)
+
+
+def plan_alone(path, *args) -> Done:
+    """The command in a process of its own."""
     command = [sys.executable, "-m", "hybrid.cli", "plan", str(path), *args]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    return Done(done.returncode, done.stdout, done.stderr)
 
 
 def test_tables_and_the_verdict(path):
-    done = plan(path)
+    done = plan_alone(path)
     assert done.returncode == 0, done.stderr
     for word in ("actor/optimizer", "train_actor", "headroom", "Nothing moves", "slow tier", "never moving", "fits:"):
         assert word in done.stdout, word
@@ -69,8 +88,10 @@ def test_a_gpu_that_is_not_here_is_planned_for_by_name(path):
 def test_a_calibration_is_kept_and_planned_with(path, tmp_path, monkeypatch):
     """Processes and the tier as they are here, the tier where a run would put it; nothing is left there."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    cfg = resolve(load_run(path, [f"memory.swap_dir={tmp_path / 'none' / 'yet'}"]))
-    found = calibrate(cfg)
+    swap_dir = f"memory.swap_dir={tmp_path / 'none' / 'yet'}"
+    done = plan(path, "--calibrate", swap_dir)
+    assert done.returncode == 0, done.stderr
+    cfg, found = resolve(load_run(path, [swap_dir])), stored()
     assert all(1e8 < rate < 1e11 for rate in (found.leave_bytes_per_s, found.come_bytes_per_s))
     assert all(100 * MIB < process.private < 2000 * MIB for process in (found.role, found.engine))
     predict, speeds = predictor(cfg)
