@@ -25,6 +25,9 @@ def told(monkeypatch):
     params.RequestOutputKind = SimpleNamespace(FINAL_ONLY="final")
     monkeypatch.setitem(sys.modules, "vllm", stub)
     monkeypatch.setitem(sys.modules, "vllm.sampling_params", params)
+    loader = ModuleType("hybrid.rollout.model_loader")  # it registers with vLLM
+    loader.load_options = lambda *_: {}
+    monkeypatch.setitem(sys.modules, "hybrid.rollout.model_loader", loader)
     return calls
 
 
