@@ -108,7 +108,6 @@ def train(
                 _say(inputs.notes)
             return
         _check_surroundings(resolved)
-        keep_caches()
         from hybrid.config.run_folder import create_run_dir, save_origin
         from hybrid.preparation import prepared
 
@@ -254,6 +253,7 @@ def main() -> None:
     """Entry point of the `hybrid` command."""
     use_utf8()
     escape_output()
+    keep_caches()
     pause_gc()
     try:
         app()

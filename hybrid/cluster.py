@@ -22,7 +22,15 @@ from hybrid.config.cgroups import process_limit
 from hybrid.config.machine import cpu_cores
 from hybrid.errors import PlacementError
 from hybrid.joining import Target, await_cluster, find_cluster
-from hybrid.leftovers import clear_abandoned, clear_session, failed_start, own
+from hybrid.leftovers import (
+    clear_abandoned,
+    clear_folder,
+    clear_session,
+    failed_start,
+    make_temp_folder,
+    own,
+    temporary_files_in,
+)
 from hybrid.package import own_package_found
 from hybrid.surroundings import GIVEN, OBJECT_STORE_BYTES, check_surroundings, raise_file_limit, ray_cores, temp_folder
 from hybrid.waiting import bounded, told
@@ -58,9 +66,10 @@ COMMON = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging":
 
 @dataclass(frozen=True)
 class OwnRay:
-    """A Ray that this process started, and the folder in which it keeps logs and sockets."""
+    """A Ray that this process started, the folder in which it keeps logs and sockets, and that of its processes' temporary files."""
 
     session: Path
+    temp: Path
 
 
 @contextmanager
@@ -105,6 +114,7 @@ def end_ray(own: OwnRay | None, logs: Path | None = None) -> None:
     within(STOP_TIMEOUT_S, ray.shutdown)
     if own is not None:
         clear_session(own.session, logs)
+        clear_folder(own.temp)
 
 
 def dashboard_url() -> str | None:
@@ -175,8 +185,9 @@ def _start(gpus: int, cores: int, device: str, dashboard: bool, timeout_s: float
     late = PlacementError(
         f"Ray did not start on this machine within cluster.start_timeout_s={timeout_s:g} s. {_likely_cause()}"
     )
+    temp = make_temp_folder()
     try:
-        with bounded(timeout_s, late), own_package_found():
+        with bounded(timeout_s, late), own_package_found(), temporary_files_in(temp):
             context = ray.init(
                 address="local",  # or Ray would join any cluster that it finds running on this machine
                 num_cpus=cores,
@@ -188,6 +199,7 @@ def _start(gpus: int, cores: int, device: str, dashboard: bool, timeout_s: float
     except BaseException as error:
         within(STOP_TIMEOUT_S, ray.shutdown)
         said = failed_start(Path(temp_folder()[1]) / "ray", began)
+        clear_folder(temp)
         if isinstance(error, PlacementError) or not isinstance(error, Exception):
             raise
         raise PlacementError(
@@ -195,7 +207,7 @@ def _start(gpus: int, cores: int, device: str, dashboard: bool, timeout_s: float
         ) from error
     session = Path(context.address_info["session_dir"])
     own(session)
-    return OwnRay(session)
+    return OwnRay(session, temp)
 
 
 def _text(error: Exception) -> str:

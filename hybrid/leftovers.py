@@ -11,8 +11,8 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -93,6 +93,25 @@ def use_temp_folder(folder: str) -> None:
         tempfile.tempdir = None  # it remembers the first answer
 
 
+@contextmanager
+def temporary_files_in(folder: Path) -> Iterator[None]:
+    """Processes that start meanwhile keep their temporary files in `folder`. Ray's own folder stays where it would be.
+
+    Ray kills its dashboard, which then leaves the folder of a socket.
+    """
+    tempfile.gettempdir()  # this process remembers its own from here on
+    before = {name: os.environ.get(name) for name in ("TMPDIR", "RAY_TMPDIR")}
+    os.environ |= {"TMPDIR": str(folder), "RAY_TMPDIR": temp_folder()[1]}
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
 def keep_caches() -> None:
     """Let torch keep compiled code where other caches are: when it is imported it makes a folder, else in the temporary one.
 
@@ -153,16 +172,21 @@ def remove(processes: list[psutil.Process], files: set[Path], folder: Path | Non
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def clear_folder(folder: Path) -> None:
+    """Remove a folder of ours whose last processes may still write to it."""
+    disown(folder)
+    deadline = time.monotonic() + END_S
+    while folder.exists() and time.monotonic() < deadline:
+        shutil.rmtree(folder, ignore_errors=True)
+        time.sleep(0.1 if folder.exists() else 0)
+
+
 def clear_session(session: Path, logs: Path | None) -> None:
     """Remove the folder of a Ray that has ended, and the links to it. Its logs are copied to `logs`/ray first, where that is given."""
-    disown(session)
     if logs is not None:
         with suppress(OSError, shutil.Error):
             shutil.copytree(session / "logs", logs / "ray", ignore=_too_large, dirs_exist_ok=True)
-    deadline = time.monotonic() + END_S
-    while session.exists() and time.monotonic() < deadline:  # its last processes may still write
-        shutil.rmtree(session, ignore_errors=True)
-        time.sleep(0.1 if session.exists() else 0)
+    clear_folder(session)
     with suppress(OSError):
         for link in session.parent.iterdir():  # session_latest, and the dashboard's list of addresses for Prometheus
             if link.is_symlink() and not link.exists():

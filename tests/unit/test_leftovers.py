@@ -22,8 +22,10 @@ from hybrid.leftovers import (
     own,
     remove,
     shared_files,
+    temporary_files_in,
     use_temp_folder,
 )
+from hybrid.surroundings import temp_folder
 
 SHARES = """
 import os, sys, time
@@ -191,3 +193,19 @@ def test_n5_the_next_start_removes_the_folders_of_a_killed_run_and_no_others(tmp
     remove([], set(), ours)
     clear_session(sessions[1], None)
     assert not ours.exists() and not sessions[1].exists() and leftovers._owned == {}
+
+
+@pytest.mark.parametrize("before", [{}, {"TMPDIR": "/dev/shm"}, {"RAY_TMPDIR": "/var/tmp", "TMPDIR": "/dev/shm"}])
+def test_n5_processes_of_ray_have_a_temporary_folder_that_goes_and_ray_stays_where_it_was(
+    monkeypatch, tmp_path, before
+):
+    for name in ("TMPDIR", "RAY_TMPDIR"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in before.items():
+        monkeypatch.setenv(name, value)
+    own, rays = tempfile.gettempdir(), temp_folder()[1]
+    code = "import tempfile; print(tempfile.gettempdir())"
+    with temporary_files_in(tmp_path):
+        made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip()
+        assert (made, tempfile.gettempdir(), temp_folder()[1]) == (str(tmp_path), own, rays)
+    assert {name: os.environ[name] for name in ("TMPDIR", "RAY_TMPDIR") if name in os.environ} == before
