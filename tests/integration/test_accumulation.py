@@ -35,7 +35,9 @@ def _expected() -> torch.Tensor:
         for number in range(MICRO_BATCHES):
             model.zero_grad()
             _loss(model, rank, number).backward()
-            flat = torch.cat([p.grad.float().flatten() for p in model.parameters()])
+            flat = torch.cat(
+                [(torch.zeros_like(p) if p.grad is None else p.grad).float().flatten() for p in model.parameters()]
+            )
             total = flat if total is None else total + flat
     return total
 
