@@ -17,6 +17,7 @@ from hybrid.roles.group import RoleGroup
 from hybrid.roles.models import ModelOptions
 from hybrid.roles.reward import RewardWorker
 from hybrid.roles.zero import ZeroOptions
+from hybrid.rollout.checkpoint_names import unused_tensors
 from hybrid.rollout.group import EngineGroup
 from hybrid.rollout.requests import EngineOptions
 from hybrid.telemetry.summary import count_of
@@ -49,8 +50,9 @@ def spawn_role(cfg: RunConfig, pool: Pool, role: str) -> RoleGroup:
 
 
 def engine_group(cfg: RunConfig, pool: Pool) -> EngineGroup:
+    path, trust = _source(cfg, cfg.model.path), cfg.model.trust_remote_code
     options = EngineOptions(
-        model_path=_source(cfg, cfg.model.path),
+        model_path=path,
         dtype=cfg.model.dtype,
         device=cfg.cluster.device,
         kv_cache_bytes=cfg.rollout.kv_cache,
@@ -61,7 +63,8 @@ def engine_group(cfg: RunConfig, pool: Pool) -> EngineGroup:
         custom_all_reduce=cfg.rollout.custom_all_reduce,
         seed=cfg.train.seed,
         threads=cfg.cluster.threads_per_process,
-        trust_remote_code=cfg.model.trust_remote_code,
+        trust_remote_code=trust,
+        left_out=tuple(sorted(unused_tensors(path, trust))),
         trace_dir=str(pool.log_dir / "trace") if cfg.logging.profile else None,
     )
     return EngineGroup(

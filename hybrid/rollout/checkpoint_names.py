@@ -36,7 +36,7 @@ def unused_tensors(path: str, trust_remote_code: bool = False) -> set[str]:
     """Names of tensors that a checkpoint holds and its causal language model has not: a value head, a vision tower. No weights are read.
 
     Not among them are those that transformers knows to be left out, such as the layers of DeepSeek-V3 that predict further tokens: vLLM
-    knows them, too.
+    knows them, too. Not for a process in which vLLM has run: it changes transformers' classes.
     """
     import transformers
 

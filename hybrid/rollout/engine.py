@@ -16,7 +16,7 @@ from hybrid.errors import RolloutError
 from hybrid.garbage import resume_gc
 from hybrid.memory.probe import PeakSampler, held_and_shared, process_bytes
 from hybrid.rollout import vllm_setup
-from hybrid.rollout.checkpoint_names import HEADS, check_bucket, check_complete, checkpoint_shapes, unused_tensors
+from hybrid.rollout.checkpoint_names import HEADS, check_bucket, check_complete, checkpoint_shapes
 from hybrid.rollout.requests import Completion, EngineOptions, GenerateRequest, SamplingOptions, tokens_held_at_most
 from hybrid.rollout.residency import MOVABLE, PARTS, check_come, check_leave, moved_rows
 from hybrid.rollout.stepping import Finished, finished, settle
@@ -47,15 +47,14 @@ class Engine:
         refuses the options."""
         os.environ.update(vllm_setup.environment(self.options))
         os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)  # whole GiB only, and it would override our bytes
-        left_out = unused_tensors(self.options.model_path, self.options.trust_remote_code)
         try:
             with vllm_setup.without_strays(self.options.model_path) as folder:
-                self.llm = vllm_setup.build(self.options, folder, left_out)
+                self.llm = vllm_setup.build(self.options, folder)
         except Exception as error:  # vLLM raises whatever its models raise
             said = f"{'' if isinstance(error, ValueError) else type(error).__name__ + ': '}{error}"
             hint = vllm_setup.foreign_variables(self.options, os.environ)
             raise RolloutError(f"vLLM refuses to start with {self.options}: {said}{hint}") from error
-        self._expected = checkpoint_shapes(local_model(self.options.model_path), left_out)
+        self._expected = checkpoint_shapes(local_model(self.options.model_path), self.options.left_out)
         self.resident, self.weight_version, self._whole = set(PARTS), 0, True
         self._peak = PeakSampler("cpu", children=True)
         resume_gc()

@@ -36,6 +36,8 @@ class EngineOptions:
     gpu_ids: tuple[str, ...] | None = None
     """The engine's GPUs on its node; used on CUDA when it spans several, else Ray has set the one."""
     trust_remote_code: bool = False
+    left_out: tuple[str, ...] = ()
+    """Names of tensors of the checkpoint that are no part of the model; see `checkpoint_names.unused_tensors`."""
     trace_dir: str | None = None
     """Folder through which vLLM hands over torch's record of a step; None where none will be asked for."""
 

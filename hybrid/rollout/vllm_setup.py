@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,9 +50,8 @@ def foreign_variables(options: EngineOptions, environ: Mapping[str, str]) -> str
     return f"\nThese variables of vLLM are set: {given}. Try without them: unset {' '.join(names)}"
 
 
-def build(options: EngineOptions, folder: str, left_out: Collection[str] = ()) -> LLM:
-    """Start vLLM on the model in `folder`, without the tensors `left_out` of its weights. Raises vLLM's ValueError when options do not fit
-    the model or the machine."""
+def build(options: EngineOptions, folder: str) -> LLM:
+    """Start vLLM on the model in `folder`. Raises vLLM's ValueError when options do not fit the model or the machine."""
     import torch
     from vllm import LLM
 
@@ -71,7 +70,7 @@ def build(options: EngineOptions, folder: str, left_out: Collection[str] = ()) -
         # Left open, vLLM prefers Mistral's own files where a folder has them, too.
         config_format="hf",
         tokenizer_mode="hf",
-        **load_options(left_out),
+        **load_options(options.left_out),
         dtype=options.dtype,
         trust_remote_code=options.trust_remote_code,
         tensor_parallel_size=options.tensor_parallel_size,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from hybrid.doctor.full.engine_process import EngineProcess
 from hybrid.errors import RolloutError
 from hybrid.roles.weights import WeightBuckets
+from hybrid.rollout.checkpoint_names import unused_tensors
 from hybrid.rollout.sender import make_sender
 from tests.architecture_checks import load
 from tests.integration.architecture_row import (
@@ -101,7 +103,8 @@ def test_a_head_of_another_class_is_left_out(engine, tmp_path):
     on_disk |= {"v_head.summary.weight": torch.ones(1, 128), "model.layers.2.mlp.up_proj.weight": torch.ones(256, 128)}
     (folder / "model.safetensors").unlink()
     save_torch_state_dict(on_disk, folder, max_shard_size=300_000, metadata={"format": "pt"})
-    engine.become(engine_options(folder, torch.float32))
+    left_out = tuple(sorted(unused_tensors(str(folder))))
+    engine.become(replace(engine_options(folder, torch.float32), left_out=left_out))
     policy = load(folder).eval()
     assert mean_difference(policy, greedy(engine, 0)) < 1e-3
     train(policy, 0.05)

@@ -51,7 +51,6 @@ def test_whatever_vllm_raises_as_it_starts_is_an_error_of_ours(tmp_path, monkeyp
     def build(*_):
         raise error
 
-    monkeypatch.setattr(engine_module, "unused_tensors", lambda *_: set())
     monkeypatch.setattr(engine_module.vllm_setup, "environment", lambda _: {})
     monkeypatch.setattr(engine_module.vllm_setup, "build", build)
     with pytest.raises(RolloutError, match=f"vLLM refuses to start with EngineOptions.*: {error}"):
