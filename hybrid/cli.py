@@ -93,8 +93,8 @@ def train(
 
     The run gets a new folder, runs/<profile>-<time> unless logging.name names another: profile.yaml as resolved, versions.json,
     metrics.jsonl, memory.jsonl, samples.jsonl, logs, and the model at the end.
-    Ends with 0 when trained, 2 for a mistake in the profile, a model, the data or a reward function, 130 or 143 when interrupted, and 1
-    for other errors; code of a user's file that ends the program when it is imported is one of these.
+    Ends with 0 when trained, 2 for a mistake in the profile, a model, the data, a reward function or the surroundings, 130 or 143 when
+    interrupted, and 1 for other errors; code of a user's file that ends the program when it is imported is one of these.
     """
     with errors_for_people():
         cfg = load_run(profile, overrides or [])
