@@ -65,6 +65,7 @@ UNTIED_ONLY = ("dbrx", "deepseek_v2", "deepseek_v3", "gpt_oss", "gptj", "olmoe")
 """vLLM does not tie their head to the embeddings."""
 NOT_ON_CPU: dict[str, str] = {
     "ernie4_5_moe": "leaves out the bias of its router, and chooses other experts",
+    "laguna": "ends with an error",
     "phimoe": "ends with an error",
 }
 """What vLLM 0.32 on CPU does with these types."""
