@@ -1,4 +1,4 @@
-"""What a run on CUDA needs of this machine: a driver that torch can use, a C compiler with Python's headers, shared memory.
+"""Check that this machine can run on CUDA: the driver, a C compiler with Python's headers, shared memory.
 
 Each function returns one sentence with the cure, None where nothing is wrong. Only the standard library is imported: `launch/install.sh`
 asks before anything is installed. Nothing here opens a CUDA context in the calling process.
@@ -113,16 +113,16 @@ def shared_memory_problem() -> str | None:
     )
 
 
+def in_own_process(code: str) -> subprocess.CompletedProcess[str]:
+    """Run Python `code` that may open CUDA contexts. Raises `subprocess.TimeoutExpired` after START_TIMEOUT_S."""
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, encoding="utf-8", timeout=START_TIMEOUT_S)
+
+
 def driver_problem() -> str | None:
     """Makes the first tensor on every visible GPU, in a process that ends with it."""
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", FIRST_TENSORS],
-            capture_output=True,
-            text=True,
-            encoding="utf-8",
-            timeout=START_TIMEOUT_S,
-        )
+        done = in_own_process(FIRST_TENSORS)
     except subprocess.TimeoutExpired:
         return (
             f"CUDA: the first tensor on a GPU took more than {START_TIMEOUT_S} s. Look at `nvidia-smi`: a GPU that hangs shows ERR! "

@@ -88,7 +88,7 @@ NOTES = """
 
 - **Tensors that are no part of the model**, such as a value head, a classifier, a vision tower or layers that predict further tokens, may
   lie in a checkpoint. They are neither trained nor sent, and the export leaves them out: they belong to the weights of before. A note
-  names them at the start. A copy of a head that is tied to the embeddings is no such tensor: it follows the embeddings.
+  names them at the start. A copy of a tied head does not count among them, because the head follows the embeddings.
 - **Cohere2** counts its window in vLLM one token longer than in transformers. Sequences that are longer than the window differ by that
   token.
 - **Layers with a state or a convolution** are refused, and not run with one row a pass. Two things are missing: equal numbers of passes on

@@ -68,7 +68,7 @@ NOT_ON_CPU: dict[str, str] = {
     "laguna": "ends with an error",
     "phimoe": "ends with an error",
 }
-"""What vLLM 0.32 on CPU does with these types."""
+"""Reasons why vLLM 0.32 on CPU cannot serve these types."""
 OLDER_NAMES: dict[str, tuple[str, ...]] = {
     "num_attention_heads": ("n_head", "n_heads"),
     "hidden_size": ("n_embd", "n_embed", "d_model"),

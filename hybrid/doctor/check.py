@@ -1,4 +1,4 @@
-"""What a check is: a function of a setting that returns figures, or raises `Failed` or `Skipped`; and texts for who reads its result."""
+"""Define a check. It is a function of a setting that returns figures, or raises `Failed` or `Skipped`. Texts explain its result."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Value = TypeVar("Value")
 
 
 class Failed(Exception):
-    """What was found, in one sentence, with the figures so far."""
+    """The check found a fault. Holds one sentence about it and the figures so far."""
 
     def __init__(self, said: str, figures: Figures | None = None):
         super().__init__(said)
@@ -59,7 +59,7 @@ class Check:
     proves: str
     """One sentence."""
     means: str
-    """What its failure means, one sentence."""
+    """One sentence that explains a failure."""
     run: Callable[[Setting], Figures] = field(repr=False)
     part: str = "core"
     """core or full."""

@@ -6,7 +6,6 @@ import json
 import os
 import platform
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import hybrid
-from hybrid.cuda_machine import START_TIMEOUT_S, driver_version
+from hybrid.cuda_machine import driver_version, in_own_process
 from hybrid.doctor.processes import Outcome
 from hybrid.files import write_atomic
 
@@ -37,13 +36,7 @@ print(json.dumps({"cuda": torch.version.cuda, "gpus": rows}))
 def list_gpus() -> dict[str, Any]:
     """CUDA version of torch and the visible GPUs, asked in a process of its own: this one opens no context. Empty without CUDA."""
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", LISTS_GPUS],
-            capture_output=True,
-            text=True,
-            encoding="utf-8",
-            timeout=START_TIMEOUT_S,
-        )
+        done = in_own_process(LISTS_GPUS)
         return json.loads(done.stdout.splitlines()[-1])
     except (IndexError, ValueError, subprocess.TimeoutExpired):
         return {"cuda": None, "gpus": []}

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from hybrid.config import RunConfig, machine, resolve
+from hybrid.config import RunConfig, machine
 from hybrid.planning import calibration
 from hybrid.planning.facts import MachineFacts, ProcessBytes, batched_tokens, stated_facts
 from hybrid.planning.known_gpus import Gpu, find_gpu
@@ -15,40 +15,24 @@ from hybrid.planning.machine_use import communicators
 from hybrid.planning.predict import predict
 from hybrid.planning.prediction import LOADING, Prediction
 from hybrid.planning.shapes import shapes
-from launch.tiny_models import tiny_config
+from tests.unit.planned_model import GIB, MIB, VOCABULARY, planned_model
+from tests.unit.planned_model import config as planned_config
 
-MIB, GIB = 2**20, 2**30
-VOCABULARY, SEQUENCES = 8192, 256
+SEQUENCES = 256
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model")
-    tiny_config(
-        vocab_size=VOCABULARY,
-        hidden_size=512,
-        intermediate_size=1024,
-        num_hidden_layers=6,
-        architectures=["LlamaForCausalLM"],
-    ).save_pretrained(folder)
-    return str(folder)
+    return planned_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture
 def config(model):
+    """The profile on CUDA, with changes of its sections."""
+
     def make(**changes) -> RunConfig:
-        sections = {
-            "cluster": {"device": "cuda", "gpus_per_node": 2},
-            "model": {"path": model, "dtype": "bfloat16", "attention": "sdpa"},
-            "rollout": {"samples_per_prompt": 4, "max_new_tokens": 128, "kv_cache": 8 * MIB},
-            "train": {"steps": 1, "prompts_per_step": 32, "micro_batch_tokens": 1024},
-            "data": {"train": "reasoning_gym:chain_sum", "max_prompt_tokens": 128},
-            "reward": {"function": "reasoning_gym"},
-            "memory": {"device_bytes": 4 * GIB, "tier": "file"},
-        }
-        for name, keys in changes.items():
-            sections[name] = sections.get(name, {}) | keys
-        return resolve(RunConfig.model_validate(sections))
+        cuda = {"cluster": {"device": "cuda"}, "memory": {"tier": "file"}}
+        return planned_config(model, **(cuda | {name: cuda.get(name, {}) | keys for name, keys in changes.items()}))
 
     return make
 

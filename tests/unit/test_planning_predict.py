@@ -7,7 +7,6 @@ import json
 import pytest
 import torch
 
-from hybrid.config import RunConfig, resolve
 from hybrid.errors import ConfigError
 from hybrid.planning import working_set
 from hybrid.planning.calibration import calibration_file
@@ -21,23 +20,13 @@ from hybrid.planning.predict import MachineFacts, predict
 from hybrid.planning.shapes import read_config, shapes
 from hybrid.planning.working_set import MOMENTS
 from hybrid.roles import reach
-from launch.tiny_models import tiny_config
 from tests.tiny_architectures import tiny_architecture_config
-
-MIB = 2**20
+from tests.unit.planned_model import MIB, config, planned_model
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model")
-    tiny_config(
-        vocab_size=8192,
-        hidden_size=512,
-        intermediate_size=1024,
-        num_hidden_layers=6,
-        architectures=["LlamaForCausalLM"],
-    ).save_pretrained(folder)
-    return str(folder)
+    return planned_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture
@@ -46,21 +35,6 @@ def plan(model):
         return predict(config(model, **changes), MachineFacts())
 
     return of
-
-
-def config(path: str, **changes) -> RunConfig:
-    sections = {
-        "cluster": {"device": "cpu", "gpus_per_node": 2},
-        "model": {"path": path, "dtype": "bfloat16", "attention": "sdpa"},
-        "rollout": {"samples_per_prompt": 4, "max_new_tokens": 128, "kv_cache": 8 * MIB},
-        "train": {"steps": 1, "prompts_per_step": 32, "micro_batch_tokens": 1024},
-        "data": {"train": "reasoning_gym:chain_sum", "max_prompt_tokens": 128},
-        "reward": {"function": "reasoning_gym"},
-        "memory": {"device_bytes": 4 * 2**30},
-    }
-    for name, keys in changes.items():
-        sections[name] = sections.get(name, {}) | keys
-    return resolve(RunConfig.model_validate(sections))
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

@@ -1,4 +1,4 @@
-"""What a process takes of a GPU beside its tensors, how torch's allocator behaves, and whether anything stays after rounds of moving."""
+"""Measure a process's GPU memory beside its tensors, how torch's allocator behaves, and the residue after rounds of moving."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hybrid.memory.swap import Part, come_parts, leave_parts
 MIB = 2**20
 ROUNDS = 20
 MARGIN = 1.25
-"""Of a plan's constant, up to which a figure is called planned for."""
+"""A plan covers a figure up to this multiple of its constant."""
 SLACK = 64 * MIB
 
 OPENS_CONTEXT = """
@@ -47,7 +47,7 @@ def plan_constant(name: str) -> Any:
 
 
 def planned_context() -> int | None:
-    """What a plan counts for a context on this kind of GPU."""
+    """Return the bytes that a plan counts for a context on this kind of GPU."""
     try:
         from hybrid.planning.known_gpus import find_gpu
 

@@ -1,4 +1,4 @@
-"""What leaves a device and comes back: plain tensors, and DeepSpeed's state of each ZeRO stage."""
+"""Move plain tensors and DeepSpeed's state of each ZeRO stage off the device and back."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hybrid.memory.tiers import PinnedTier, in_memory, make_tier
 
 MIB = 2**20
 LEAST_SHARE = 0.5
-"""Of a plain pinned copy's rate, below which moving is called slow."""
+"""Moving is slow when it reaches less than this share of a plain pinned copy's rate."""
 LEARNING_RATE = 1e-3
 STEPS = 3
 
